@@ -1,0 +1,5 @@
+"""`python -m baige_device.cli`."""
+
+from baige_device.cli import main
+
+main()

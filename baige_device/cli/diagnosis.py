@@ -1,0 +1,155 @@
+"""What `doctor` finds out, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from baige_device.engines.ledger import Ledger
+from baige_device.errors import BaigeError
+from baige_device.ops import OP_NAMES
+from baige_device.ops.host_alloc.limits import memlock_limit, memory_limits
+from baige_device.record import installed_versions
+from baige_device.registry.choice import Chosen, Survey, choose, survey
+from baige_device.registry.manager import load_backend
+from baige_device.registry.resolve import resolve
+from baige_device.settings import Settings, load_settings
+
+__all__ = ["Diagnosis", "Finding", "diagnose"]
+
+_LEDGERS = {"vllm": "baige_device.engines.vllm.ledger", "sglang": "baige_device.engines.sglang.ledger"}
+_GIB = 1 << 30
+
+
+class Finding(TypedDict):
+    """A mount target that the installed engine lacks."""
+
+    target: str
+    feature: str
+    error: str
+
+
+@dataclass
+class Diagnosis:
+    """The whole report; `problems` lists what was asked for and cannot work."""
+
+    versions: dict[str, str]
+    settings: dict[str, Any] = field(default_factory=dict)
+    chosen: str = ""
+    backends: list[dict[str, Any]] = field(default_factory=list)
+    ops: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    engines: list[dict[str, Any]] = field(default_factory=list)
+    host_memory: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def diagnose(*, mounts: bool = True) -> Diagnosis:
+    """Collect everything; failures become entries, never exceptions."""
+    found = Diagnosis(installed_versions())
+    try:
+        settings = load_settings()
+    except BaigeError as error:
+        found.problems.append(str(error))
+        settings = Settings.model_construct()
+    found.settings = settings.model_dump()
+    _diagnose_backends(found, settings)
+    for name, path in _LEDGERS.items():
+        _diagnose_engine(found, name, importlib.import_module(path).LEDGER, mounts)
+    _diagnose_memory(found)
+    return found
+
+
+def _diagnose_backends(found: Diagnosis, settings: Settings) -> None:
+    if settings.enabled:
+        try:
+            chosen = choose(settings.backend)
+            found.chosen = chosen.backend.name
+            _diagnose_ops(found, settings, chosen)
+        except BaigeError as error:
+            found.problems.append(str(error))
+    for item in survey():
+        found.backends.append(
+            {
+                "name": item.backend.name,
+                "origin": item.backend.origin,
+                "hardware": item.hardware,
+                "usable": item.present,
+                "reason": _reason(item),
+                "traceback": item.backend.traceback,
+                "facts": dict(item.probe.facts) if item.probe else {},
+                "chosen": item.backend.name == found.chosen,
+            }
+        )
+
+
+def _reason(item: Survey) -> str:
+    if item.error is not None:
+        return f"{type(item.error).__name__}: {item.error}"
+    return item.probe.reason if item.probe else ""
+
+
+def _diagnose_ops(found: Diagnosis, settings: Settings, chosen: Chosen) -> None:
+    resolutions = resolve(
+        chosen.backend,
+        chosen.device,
+        choices=settings.ops,
+        reference=load_backend("reference"),
+        allow_fallback=settings.fallback == "reference",
+    )
+    for op in OP_NAMES:
+        resolution = resolutions[op]
+        found.ops[op] = [
+            {
+                "candidate": f"{item.backend} {item.offer.label}",
+                "tier": item.offer.tier.label,
+                "chosen": item is resolution.chosen,
+                "reason": item.refusal or (resolution.reason if item is resolution.chosen else "a better tier serves"),
+                "facts": dict(item.offer.facts),
+            }
+            for item in resolution.candidates
+        ]
+
+
+def _diagnose_engine(found: Diagnosis, name: str, ledger: Ledger, mounts: bool) -> None:
+    installed = ledger.window.installed()
+    entry: dict[str, Any] = {
+        "name": name,
+        "installed": installed,
+        "accepted": ledger.window.accepted,
+        "targets": f"{len(ledger.rows)} in the ledger",
+        "missing": [],
+    }
+    found.engines.append(entry)
+    if installed is None:
+        return
+    try:
+        ledger.window.check()
+    except BaigeError as error:
+        found.problems.append(str(error))
+        return
+    if mounts:
+        states = [state for state in ledger.states() if state.applies]
+        missing = [state for state in states if not state.exists]
+        entry["targets"] = f"{len(states) - len(missing)} of {len(states)} exist"
+        entry["missing"] = [
+            Finding(target=state.row.target, feature=state.row.feature, error=state.error) for state in missing
+        ]
+        found.problems += [state.error for state in missing]
+
+
+def _diagnose_memory(found: Diagnosis) -> None:
+    for limit in memory_limits():
+        found.host_memory[limit.name] = _gib(limit.available_bytes)
+    memlock = memlock_limit()
+    found.host_memory["pinned memory (RLIMIT_MEMLOCK)"] = (
+        "unlimited" if memlock is None else _gib(memlock.available_bytes)
+    )
+
+
+def _gib(value: int) -> str:
+    return f"{value / _GIB:.2f} GiB ({value} bytes)"

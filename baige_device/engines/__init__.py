@@ -1,0 +1,1 @@
+"""Thin mounts into the host engines: translate and patch through a ledger; no algorithm lives here."""

@@ -1,0 +1,1 @@
+"""Dense attention over a paged cache."""

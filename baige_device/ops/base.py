@@ -1,0 +1,109 @@
+"""What a contract consists of, and the argument checks that all contracts share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baige_device.errors import ContractError
+
+__all__ = [
+    "INDEX_DTYPES",
+    "Cost",
+    "OpContract",
+    "check_dtype",
+    "check_index_values",
+    "check_inner_contiguous",
+    "check_number",
+    "check_same_device",
+    "check_shape",
+]
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one call: bytes that must cross the named memory or link, and floating-point operations."""
+
+    bytes: int
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class OpContract:
+    """The machine-readable half of a contract; the documented signature is `signature`'s docstring.
+
+    `check(values, *args, **kwargs)` takes the op's own arguments and raises `ContractError`; with `values=False` it
+    must not read device memory. `cost(*args, **kwargs)` gives the least work a perfect implementation does.
+    `schema` is the `torch.library` schema, or None for an op whose arguments no schema can express.
+    """
+
+    name: str
+    family: str
+    signature: Callable[..., Any]
+    check: Callable[..., None]
+    cost: Callable[..., Cost]
+    schema: str | None = None
+
+
+def check_dtype(op: str, argument: str, tensor: Tensor, allowed: Sequence[torch.dtype]) -> None:
+    """Raise `ContractError` unless the tensor has one of the allowed dtypes."""
+    if tensor.dtype not in allowed:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        raise ContractError(op, f"{argument}.dtype", names, str(tensor.dtype).removeprefix("torch."))
+
+
+def check_shape(op: str, argument: str, tensor: Tensor, expected: Sequence[int | str]) -> None:
+    """Raise `ContractError` unless the shape matches; a string stands for any size and names it in the message."""
+    wanted = tuple(expected)
+    actual = tuple(tensor.shape)
+    if len(actual) != len(wanted) or any(
+        isinstance(want, int) and want != have for want, have in zip(wanted, actual, strict=False)
+    ):
+        raise ContractError(op, f"{argument}.shape", f"[{', '.join(map(str, wanted))}]", str(list(actual)))
+
+
+def check_inner_contiguous(op: str, argument: str, tensor: Tensor, dims: int = 1) -> None:
+    """Raise `ContractError` unless the last `dims` dimensions are dense; outer strides are free."""
+    expected = 1
+    for dim in range(1, dims + 1):
+        if tensor.shape[-dim] != 1 and tensor.stride(-dim) != expected and tensor.numel() > 0:
+            raise ContractError(
+                op, f"{argument}.stride", f"the last {dims} dimension(s) contiguous", str(list(tensor.stride()))
+            )
+        expected *= tensor.shape[-dim]
+
+
+def check_same_device(op: str, **tensors: Tensor | None) -> None:
+    """Raise `ContractError` unless all given tensors live on the device of the first."""
+    first: tuple[str, Tensor] | None = None
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if first is None:
+            first = (name, tensor)
+        elif tensor.device != first[1].device:
+            raise ContractError(op, f"{name}.device", f"{first[1].device} (as {first[0]})", str(tensor.device))
+
+
+def check_number(op: str, argument: str, value: float, minimum: float) -> None:
+    """Raise `ContractError` unless `value >= minimum`."""
+    if not value >= minimum:
+        raise ContractError(op, argument, f">= {minimum}", str(value))
+
+
+def check_index_values(op: str, argument: str, index: Tensor, size: int) -> None:
+    """Raise `ContractError` if an index is neither -1 nor in `[0, size)`. Reads the tensor."""
+    if index.numel() == 0:
+        return
+    bad = (index < -1) | (index >= size)
+    if bool(bad.any()):
+        where = bad.nonzero()[0].tolist()
+        raise ContractError(
+            op, f"{argument}{where}", f"-1 or an index in [0, {size})", str(int(index[tuple(where)].item()))
+        )

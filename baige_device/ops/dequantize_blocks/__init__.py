@@ -1,0 +1,1 @@
+"""Back from the wire format."""

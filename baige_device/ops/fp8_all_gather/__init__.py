@@ -1,0 +1,1 @@
+"""Weight shards of all ranks, gathered."""

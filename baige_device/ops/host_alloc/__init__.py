@@ -1,0 +1,1 @@
+"""Host memory that the device can address."""

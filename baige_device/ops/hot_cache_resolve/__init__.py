@@ -1,0 +1,1 @@
+"""Hot-cache lookup, eviction and miss plan."""

@@ -1,0 +1,1 @@
+"""The DSA indexer's choice."""

@@ -1,0 +1,1 @@
+"""New rows into a paged cache."""

@@ -1,0 +1,1 @@
+"""Expert outputs back to their tokens."""

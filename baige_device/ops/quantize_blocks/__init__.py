@@ -1,0 +1,1 @@
+"""Block quantisation of weights."""

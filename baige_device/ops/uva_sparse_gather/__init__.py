@@ -1,0 +1,1 @@
+"""Scattered rows, host to device."""

@@ -1,0 +1,1 @@
+"""Scattered rows, device to host."""

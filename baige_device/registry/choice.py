@@ -1,0 +1,117 @@
+"""Which backend this process runs on: the one that the user named, or the one chip that is present."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baige_device.errors import BackendError
+from baige_device.registry.manager import Backend, Source, discover, load_backend, sources
+from baige_device.registry.offers import DeviceInfo, Probe
+
+__all__ = ["Chosen", "Survey", "choose", "survey"]
+
+logger = logging.getLogger("baige_device")
+
+_INSTALL_HINTS = {"cuda": "pip install 'baige-device[cuda]'", "kunlun": "pip install 'baige-device[kunlun]'"}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The backend of this process, its device, and why it was chosen."""
+
+    backend: Backend
+    device: DeviceInfo
+    reason: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One candidate as `doctor` shows it."""
+
+    backend: Backend
+    hardware: bool | None
+    probe: Probe | None
+    error: BaseException | None
+
+    @property
+    def present(self) -> bool:
+        return self.probe is not None and self.probe.present
+
+
+def survey(candidates: Sequence[Source] | None = None) -> list[Survey]:
+    """Load and probe every candidate; failures are recorded, never raised."""
+    return [_survey_one(backend) for backend in discover(candidates)]
+
+
+def choose(name: str, candidates: Sequence[Source] | None = None) -> Chosen:
+    """Choose the backend: `auto`, or a name.
+
+    With a name no other plugin is imported. With `auto` the one present chip wins and `reference` serves a machine
+    without any.
+
+    Raises:
+        BackendError: unknown, broken or absent backend that was named; two chips present; or a chip whose hardware is
+            in the machine while its plugin fails. The first cause is chained.
+    """
+    candidates = sources() if candidates is None else candidates
+    return _choose_named(name, candidates) if name != "auto" else _choose_present(candidates)
+
+
+def _choose_named(name: str, candidates: Sequence[Source]) -> Chosen:
+    backend = load_backend(name, candidates)
+    found = _survey_one(backend)
+    if found.error is not None:
+        raise _failure(found, f"it was asked for by name (BAIGE_BACKEND={name})") from found.error
+    assert found.probe is not None
+    if not found.probe.present:
+        raise BackendError(
+            f"backend {name!r} ({backend.origin}) was asked for (BAIGE_BACKEND={name}) and is not usable: "
+            f"{found.probe.reason}{_hint(name)}"
+        )
+    return Chosen(backend, found.probe.device(name), f"named by BAIGE_BACKEND: {found.probe.reason}")
+
+
+def _choose_present(candidates: Sequence[Source]) -> Chosen:
+    found = survey(candidates)
+    for item in found:
+        if item.error is not None and item.hardware:
+            raise _failure(item, "its hardware is in this machine") from item.error
+        if item.error is not None:
+            logger.debug("backend %s is broken and its hardware absent: %s", item.backend.name, item.error)
+    present = [item for item in found if item.present and item.backend.name != "reference"]
+    if len(present) > 1:
+        listed = ", ".join(f"{item.backend.name!r} ({item.backend.origin})" for item in present)
+        raise BackendError(f"more than one chip is present: {listed}; set BAIGE_BACKEND to the one to use")
+    if present:
+        probe = present[0].probe
+        assert probe is not None
+        return Chosen(present[0].backend, probe.device(present[0].backend.name), f"the chip present: {probe.reason}")
+    chosen = _choose_named("reference", candidates)
+    return Chosen(chosen.backend, chosen.device, "no accelerator is present")
+
+
+def _survey_one(backend: Backend) -> Survey:
+    if backend.broken:
+        return Survey(backend, None, None, backend.error)
+    hardware: bool | None = None
+    try:
+        verdict = backend.hardware()
+        hardware = None if verdict is None else verdict.ok
+        return Survey(backend, hardware, backend.probe(), None)
+    except Exception as error:  # a failing vendor library must not hide the other candidates
+        return Survey(backend, hardware, None, error)
+
+
+def _failure(item: Survey, why: str) -> BackendError:
+    name = item.backend.name
+    cause = f"{type(item.error).__name__}: {item.error}"
+    return BackendError(
+        f"backend {name!r} ({item.backend.origin}) fails and {why}: {cause}{_hint(name)}; run `baige-device doctor` or "
+        "set BAIGE_BACKEND=off to start without baige-device"
+    )
+
+
+def _hint(name: str) -> str:
+    return f"; install it with `{_INSTALL_HINTS[name]}`" if name in _INSTALL_HINTS else ""

@@ -1,0 +1,109 @@
+"""One choice per op: every candidate is judged, the best that serves all needs wins, each loser keeps its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from baige_device.errors import OpUnsupported
+from baige_device.ops import OP_NAMES
+from baige_device.registry.manager import Backend
+from baige_device.registry.offers import DeviceInfo, Need, Offer, Tier
+
+__all__ = ["Candidate", "Resolution", "resolve"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One offer as it was judged. `refusal` is empty for an offer that could serve."""
+
+    backend: str
+    offer: Offer
+    refusal: str
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The outcome for one op; `chosen` is None when the op is absent or switched off."""
+
+    op: str
+    chosen: Candidate | None
+    reason: str
+    candidates: tuple[Candidate, ...]
+    fell_back: bool = False
+
+
+def resolve(
+    backend: Backend,
+    device: DeviceInfo,
+    needs: Iterable[Need] = (),
+    *,
+    choices: Mapping[str, str] | None = None,
+    reference: Backend | None = None,
+    allow_fallback: bool = False,
+) -> dict[str, Resolution]:
+    """Resolve all ops.
+
+    `choices` maps an op to `tuned|portable|reference|off`. `reference` is the reference backend; an op may use it when
+    the user chose that tier for the op, or when `allow_fallback` and the backend's own offers cannot serve.
+
+    Raises:
+        OpUnsupported: an op with a need, or with an explicit choice, that nothing offered can serve.
+    """
+    wanted: dict[str, list[Need]] = {}
+    for need in needs:
+        if need.op not in OP_NAMES:
+            raise KeyError(f"Need for {need.who}: unknown op {need.op!r}")
+        wanted.setdefault(need.op, []).append(need)
+    return {
+        op: _resolve_op(
+            op,
+            backend,
+            device,
+            wanted.get(op, ()),
+            (choices or {}).get(op, ""),
+            reference if allow_fallback or (choices or {}).get(op) == "reference" else None,
+        )
+        for op in OP_NAMES
+    }
+
+
+def _resolve_op(
+    op: str, backend: Backend, device: DeviceInfo, needs: Sequence[Need], choice: str, spare_backend: Backend | None
+) -> Resolution:
+    if choice == "off":
+        return Resolution(op, None, f"switched off by BAIGE_OPS={op}=off", ())
+    own = [Candidate(backend.name, offer, _judge(offer, needs, choice)) for offer in backend.offers(op, device)]
+    spare: list[Candidate] = []
+    if spare_backend is not None and spare_backend.name != backend.name:
+        offers = spare_backend.offers(op, device)
+        spare = [Candidate(spare_backend.name, offer, _judge(offer, needs, choice)) for offer in offers]
+    candidates = tuple(own + spare)
+    for candidate in candidates:
+        if not candidate.refusal:
+            fell_back = candidate in spare
+            reason = "best tier that serves all needs"
+            if fell_back:
+                reason = f"allowed by the user; {_refusals(own) or f'{backend.name} offers none'}"
+            return Resolution(op, candidate, reason, candidates, fell_back)
+    reason = _refusals(candidates) or f"{backend.name} offers no {op}"
+    if needs or choice:
+        asked = "; ".join(need.describe() for need in needs) or f"BAIGE_OPS={op}={choice}"
+        raise OpUnsupported(op, backend.name, f"{reason} [asked by {asked}]")
+    return Resolution(op, None, reason, candidates)
+
+
+def _judge(offer: Offer, needs: Sequence[Need], choice: str) -> str:
+    if choice and Tier[choice.upper()] is not offer.tier:
+        return f"BAIGE_OPS asks for the {choice} tier"
+    if not offer.available:
+        return offer.available.reason
+    for need in needs:
+        verdict = offer.supports(need)
+        if not verdict:
+            return f"{need.describe()}: {verdict.reason}"
+    return ""
+
+
+def _refusals(candidates: Sequence[Candidate]) -> str:
+    return "; ".join(f"{item.backend} {item.offer.tier.label}: {item.refusal}" for item in candidates if item.refusal)

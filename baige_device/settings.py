@@ -1,0 +1,151 @@
+"""Settings: a TOML file, `BAIGE_*` environment variables and engine options, in rising order.
+
+The file is `$BAIGE_CONFIG`; nothing is read when that is unset. In vLLM engine options come from
+`--additional-config '{"baige": {...}}'`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from baige_device.errors import SettingsError
+
+__all__ = ["ENV_PREFIX", "Settings", "load_settings"]
+
+ENV_PREFIX = "BAIGE_"
+_RESERVED_ENV = {"BAIGE_CONFIG", "BAIGE_CACHE"}
+"""Variables that are read outside `Settings`: where the file is, and where environments and models are cached."""
+
+
+class Settings(BaseSettings):
+    """What a user can decide. Every field is also `BAIGE_<FIELD>`."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    backend: str = Field(
+        "auto",
+        description="`auto` (the one chip that is present, else `reference`), `off` (nothing is mounted), or a "
+        "backend's name.",
+    )
+    fallback: Literal["none", "reference"] = Field(
+        "none",
+        description="`reference` lets ops that the chip does not serve run on the slow reference; each such op is "
+        "logged once, counted and shown by `doctor`.",
+    )
+    ops: Annotated[dict[str, str], NoDecode] = Field(
+        default_factory=dict,
+        description="Choice per op, `op=tier` or `op=off`, comma separated: `attend_paged=portable,index_topk=off`. "
+        "Tiers: `tuned`, `portable`, `reference`. `off` leaves the op to the host engine.",
+    )
+    checks: Literal["none", "shapes", "values"] = Field(
+        "shapes",
+        description="What every call verifies: nothing, shapes, dtypes and strides (no device sync), or also values "
+        "(synchronises; for debugging).",
+    )
+    metrics_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Serve Prometheus metrics of this process on `127.0.0.1:<metrics_port + rank>`; 0 is off.",
+    )
+
+    @field_validator("ops", mode="before")
+    @classmethod
+    def _parse_ops(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.strip() for part in value.split(",") if part.strip()]
+        for pair in pairs:
+            if pair.count("=") != 1:
+                raise ValueError(f"expected `op=tier[,op=tier...]`, got {pair!r}")
+        return {name.strip(): tier.strip() for name, tier in (pair.split("=") for pair in pairs)}
+
+    @field_validator("ops")
+    @classmethod
+    def _check_ops(cls, value: dict[str, str]) -> dict[str, str]:
+        from baige_device.ops import OP_NAMES
+
+        for op, tier in value.items():
+            if op not in OP_NAMES:
+                raise ValueError(f"unknown op {op!r}{_near(op, OP_NAMES)}")
+            if tier not in ("tuned", "portable", "reference", "off"):
+                raise ValueError(f"op {op!r}: expected tuned, portable, reference or off, got {tier!r}")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources: list[PydanticBaseSettingsSource] = [init_settings, env_settings]
+        path = os.environ.get("BAIGE_CONFIG")
+        if path:
+            sources.append(TomlConfigSettingsSource(settings_cls, toml_file=Path(path)))
+        return tuple(sources)
+
+    @property
+    def enabled(self) -> bool:
+        """False when the user asked for `backend=off`."""
+        return self.backend != "off"
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits that are equal exactly when two processes run with the same settings."""
+        text = json.dumps(self.model_dump(mode="json", exclude={"metrics_port"}), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def load_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Read the settings of this process; `overrides` are engine options and win.
+
+    Raises:
+        SettingsError: an unknown `BAIGE_*` variable or option (the near match is named), a bad value, or a
+            `$BAIGE_CONFIG` that does not exist.
+    """
+    _refuse_unknown(key for key in os.environ if key.startswith(ENV_PREFIX))
+    path = os.environ.get("BAIGE_CONFIG")
+    if path and not Path(path).is_file():
+        raise SettingsError(f"BAIGE_CONFIG: expected a TOML file, got {path!r}, which does not exist")
+    try:
+        return Settings(**dict(overrides or {}))
+    except ValidationError as error:
+        raise SettingsError(_explain(error)) from error
+
+
+def _refuse_unknown(names: Iterable[str]) -> None:
+    known = {ENV_PREFIX + field.upper() for field in Settings.model_fields} | _RESERVED_ENV
+    for name in sorted(names):
+        if name.split("__")[0] not in known:
+            raise SettingsError(f"unknown environment variable {name}{_near(name, known)}")
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" (did you mean {matches[0]}?)" if matches else f"; known: {', '.join(sorted(known))}"
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"]) or "settings"
+        hint = _near(where, Settings.model_fields) if item["type"] == "extra_forbidden" else ""
+        lines.append(f"setting {where}: {item['msg']}{hint}, got {item.get('input')!r}")
+    return "; ".join(lines)

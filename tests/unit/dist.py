@@ -1,0 +1,33 @@
+"""Run a function on several gloo ranks, each a spawned process, and return what each rank returned."""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+__all__ = ["run_ranks"]
+
+
+def run_ranks(ranks: int, worker: Callable[..., Any], *args: Any) -> list[Any]:
+    """`worker(*args)` on every rank; it must be a module-level function. A failing rank fails the call."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank_main, (ranks, folder, worker, args), nprocs=ranks)
+        return [torch.load(Path(folder) / str(rank), weights_only=False) for rank in range(ranks)]
+
+
+def _rank_main(rank: int, ranks: int, folder: str, worker: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), ranks)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60)
+    )
+    torch.save(worker(*args), Path(folder) / str(rank))
+    dist.barrier()  # nobody leaves while another still needs the store
+    dist.destroy_process_group()
