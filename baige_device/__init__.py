@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from baige_device._version import __version__
 
 if TYPE_CHECKING:
     from baige_device.activation import Activation, activate, current, deactivate

@@ -70,7 +70,7 @@ def serve(activation: Activation, rank: int = 0) -> int:
             "metrics_port: prometheus-client is not installed; pip install 'baige-device[metrics]'"
         ) from error
     registry = CollectorRegistry()
-    registry.register(ActivationCollector(activation))  # type: ignore[arg-type]
+    registry.register(ActivationCollector(activation))
     try:
         start_http_server(port, addr="127.0.0.1", registry=registry)
     except OSError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from baige_device import __version__
+from baige_device._version import __version__
 from baige_device.errors import RankMismatch
 from baige_device.registry.resolve import Resolution
 

@@ -125,12 +125,18 @@ class Meter:
         say(f"{self.label}: {word} after {self.elapsed_s():.0f} s")
 
 
-def run_step(label: str, command: list[str], log: Path, expected: int = 0) -> None:
+def run_step(label: str, command: list[str], log: Path, lock: int, expected: int = 0) -> None:
     """Run a command with its output in ``log``; raise BuildError with the log's tail when it fails."""
     meter = Meter(label, expected)
     with log.open("w") as out:
         child = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT, env=clean_environment()
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=clean_environment(),
+            pass_fds=(lock,),
         )
         try:
             while child.poll() is None:
@@ -159,8 +165,12 @@ def clean_environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive file lock; the kernel drops it when the process dies, so a killed build leaves none behind."""
+def locked(path: Path) -> Iterator[int]:
+    """Hold an exclusive file lock and give its descriptor.
+
+    The kernel drops the lock with the last process that holds the descriptor. Steps inherit it, so that a step that
+    outlives a killed build still keeps the next build out.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
@@ -168,7 +178,7 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             say(f"waiting for another build that holds {path}")
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file.fileno()
 
 
 # ----------------------------------------------------------------------------------------------------------- two layers
@@ -188,14 +198,14 @@ def build_base(engine: str) -> tuple[Path, str]:
     marker = base / ".complete"
     if marker.exists():
         return base, version
-    with locked(base.with_suffix(".lock")):
+    with locked(base.with_suffix(".lock")) as lock:
         if not marker.exists():
-            fill_base(base, python, sections, engine)
+            fill_base(base, python, sections, engine, lock)
             marker.write_text(f"{pins.name} on Python {version}\n")
     return base, version
 
 
-def fill_base(base: Path, python: str, sections: dict[str, list[str]], engine: str) -> None:
+def fill_base(base: Path, python: str, sections: dict[str, list[str]], engine: str, lock: int) -> None:
     # A venv cannot be moved, so it is built in place and anything unfinished is thrown away first.
     if base.exists():
         say(f"removing an unfinished build at {base}")
@@ -204,39 +214,39 @@ def fill_base(base: Path, python: str, sections: dict[str, list[str]], engine: s
     base.mkdir(parents=True)
     logs = base / "logs"
     logs.mkdir()
-    run_step(f"{engine} 1/4 venv", [python, "-m", "venv", str(base)], logs / "1-venv.log")
+    run_step(f"{engine} 1/4 venv", [python, "-m", "venv", str(base)], logs / "1-venv.log", lock)
     pip = [str(base / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     install = [*pip, "install", "--progress-bar", "off"]
     first, rest, unwanted = sections["with-deps"], sections["no-deps"], sections["remove"]
-    run_step(f"{engine} 2/4 {' '.join(first)}", [*install, *first], logs / "2-with-deps.log")
-    run_step(f"{engine} 3/4 packages", [*install, "--no-deps", *rest], logs / "3-no-deps.log", len(rest))
+    run_step(f"{engine} 2/4 {' '.join(first)}", [*install, *first], logs / "2-with-deps.log", lock)
+    run_step(f"{engine} 3/4 packages", [*install, "--no-deps", *rest], logs / "3-no-deps.log", lock, len(rest))
     if unwanted:
-        run_step(f"{engine} 4/4 clean-up", [*pip, "uninstall", "--yes", *unwanted], logs / "4-remove.log")
+        run_step(f"{engine} 4/4 clean-up", [*pip, "uninstall", "--yes", *unwanted], logs / "4-remove.log", lock)
 
 
 def build_overlay(engine: str, base: Path, version: str) -> Path:
     """The checkout's own venv over ``base``; returns its interpreter. Brought up to date when the metadata change."""
     overlay = ROOT / ".envs" / engine
-    metadata = [ROOT / "pyproject.toml", *sorted(ROOT.glob("*.pth"))]
+    metadata = [ROOT / "pyproject.toml", ROOT / "baige_device" / "_version.py", *sorted(ROOT.glob("*.pth"))]
     inputs = [OVERLAY_FORMAT, version, str(ROOT), *(path.read_text() for path in metadata)]
     key = f"{base} {hashlib.sha256(repr(inputs).encode()).hexdigest()}"
     marker = overlay / ".complete"
     if not marker.exists() or marker.read_text() != key:
-        with locked(overlay.with_suffix(".lock")):
+        with locked(overlay.with_suffix(".lock")) as lock:
             if not marker.exists() or marker.read_text() != key:
-                fill_overlay(overlay, base, version, engine)
+                fill_overlay(overlay, base, version, engine, lock)
                 marker.write_text(key)
     return overlay / "bin" / "python"
 
 
-def fill_overlay(overlay: Path, base: Path, version: str, engine: str) -> None:
+def fill_overlay(overlay: Path, base: Path, version: str, engine: str, lock: int) -> None:
     log = overlay.with_suffix(".log")
     marker = overlay / ".complete"
     # Over the same base only the editable install is renewed: a process may be running in this environment.
     if not (marker.exists() and marker.read_text().startswith(f"{base} ")):
         shutil.rmtree(overlay, ignore_errors=True)
         venv = [str(base / "bin" / "python"), "-m", "venv", "--without-pip", str(overlay)]
-        run_step(f"{engine} checkout 1/2 venv", venv, log)
+        run_step(f"{engine} checkout 1/2 venv", venv, log, lock)
         # addsitedir, not a bare path: the base's own .pth files run too. The name sorts before the editable install's.
         below = str(site_packages(base, version))
         own = site_packages(overlay, version)
@@ -244,7 +254,7 @@ def fill_overlay(overlay: Path, base: Path, version: str, engine: str) -> None:
         link_programs(base / "bin", overlay / "bin")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--editable"]
     install = [str(overlay / "bin" / "python"), "-m", "pip", "install", *options, str(ROOT)]
-    run_step(f"{engine} checkout 2/2 editable install", install, log)
+    run_step(f"{engine} checkout 2/2 editable install", install, log, lock)
 
 
 def link_programs(source: Path, target: Path) -> None:

@@ -11,6 +11,7 @@ from baige_device.cli.bench import bench
 from baige_device.cli.conformance import conformance
 from baige_device.cli.demo import demo
 from baige_device.cli.doctor import doctor
+from baige_device.cli.new_chip import new_chip
 
 __all__ = ["app"]
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 for command in (doctor, conformance, bench, demo):
     app.command()(command)
+app.command("new-chip")(new_chip)
 
 
 def _version(value: bool) -> None:

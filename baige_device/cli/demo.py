@@ -18,7 +18,7 @@ from baige_device.cli.demo_model import default_cache_dir, prepare_smollm2
 from baige_device.cli.demo_server import DemoServer, ServerFailed, free_port
 from baige_device.errors import BaigeError
 
-__all__ = ["Engine", "demo"]
+__all__ = ["Engine", "MODEL_NAME", "SERVER_ENVIRONMENT", "demo", "server_arguments"]
 
 
 class Engine(str, enum.Enum):
@@ -29,9 +29,9 @@ class Engine(str, enum.Enum):
 
 
 _CONTEXT_TOKENS = 2048
-_MODEL_NAME = "smollm2-135m-instruct"
+MODEL_NAME = "smollm2-135m-instruct"
 _QUESTION = "What is the capital of France, and what is it known for?"
-_ENVIRONMENT = {
+SERVER_ENVIRONMENT = {
     "BAIGE_BACKEND": "reference",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -65,8 +65,8 @@ def _run(engine: Engine, question: str, max_tokens: int, timeout: float, console
     model = prepare_smollm2(default_cache_dir())
     port, metrics_port = free_port(), free_port()
     log = Path(tempfile.mkdtemp(prefix="baige-demo-")) / f"{engine.value}.log"
-    environment = {**os.environ, **_ENVIRONMENT, "BAIGE_METRICS_PORT": str(metrics_port)}
-    with DemoServer(_arguments(engine, model, port), environment, port, log) as server:
+    environment = {**os.environ, **SERVER_ENVIRONMENT, "BAIGE_METRICS_PORT": str(metrics_port)}
+    with DemoServer(server_arguments(engine, model, port), environment, port, log) as server:
         with console.status(f"starting {engine.value} (log: {log})"):
             seconds = server.wait_until_healthy(timeout)
         console.print(f"[green]{engine.value} is up[/] after {seconds:.0f} s; log: {log}")
@@ -75,7 +75,7 @@ def _run(engine: Engine, question: str, max_tokens: int, timeout: float, console
             raise ServerFailed("the server is up, but baige-device did not activate in it", log)
         console.print(line, markup=False, soft_wrap=True)
         console.print(f"\n[bold]Q[/] {question}\n[bold]A[/] ", end="")
-        for piece in server.ask(question, _MODEL_NAME, max_tokens):
+        for piece in server.ask(question, MODEL_NAME, max_tokens):
             console.print(piece, end="", markup=False, soft_wrap=True)
         console.print("\n")
         calls = server.op_calls(metrics_port)
@@ -87,16 +87,17 @@ def _run(engine: Engine, question: str, max_tokens: int, timeout: float, console
     console.print(f"[green]{engine.value} stopped cleanly[/]")
 
 
-def _arguments(engine: Engine, model: Path, port: int) -> list[str]:
+def server_arguments(engine: Engine, model: Path, port: int) -> list[str]:
+    """Arguments of `python` that start the engine's OpenAI server on a small machine without an accelerator."""
     if engine is Engine.vllm:
         return [
-            *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", _MODEL_NAME),
+            *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", MODEL_NAME),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"),
             *("--max-model-len", str(_CONTEXT_TOKENS), "--max-num-seqs", "4", "--max-num-batched-tokens", "512"),
             *("--kv-cache-memory-bytes", str(1 << 28), "--enforce-eager"),
         ]
     return [
-        *("-m", "sglang.launch_server", "--model-path", str(model), "--served-model-name", _MODEL_NAME),
+        *("-m", "sglang.launch_server", "--model-path", str(model), "--served-model-name", MODEL_NAME),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"),
         *("--context-length", str(_CONTEXT_TOKENS), "--max-total-tokens", str(2 * _CONTEXT_TOKENS)),
         *("--max-running-requests", "4", "--mem-fraction-static", "0.05", "--skip-server-warmup"),

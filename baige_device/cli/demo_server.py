@@ -98,15 +98,15 @@ class DemoServer:
         except (urllib.error.URLError, OSError) as error:
             raise ServerFailed(f"the question failed: {error}", self._log) from error
 
-    def op_calls(self, metrics_port: int) -> dict[str, int]:
-        """Calls per op, read from the worker's Prometheus endpoint."""
+    def op_calls(self, metrics_port: int, backend: str = "") -> dict[str, int]:
+        """Calls per op, read from the worker's Prometheus endpoint; `backend` keeps only the ops that it serves."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as page:
                 text = page.read().decode()
         except (urllib.error.URLError, OSError) as error:
             raise ServerFailed(f"the worker serves no metrics: {error}", self._log) from error
-        calls = re.findall(r'^baige_op_calls_total\{.*?op="(\w+)".*?\} (\S+)$', text, re.MULTILINE)
-        return {op: int(float(count)) for op, count in calls}
+        calls = re.findall(r'^baige_op_calls_total\{backend="(\w+)",op="(\w+)".*?\} (\S+)$', text, re.MULTILINE)
+        return {op: int(float(count)) for name, op, count in calls if backend in ("", name)}
 
     def stop(self) -> None:
         """Interrupt the server, wait for it, and end what is left of its session. Idempotent."""

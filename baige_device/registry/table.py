@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from baige_device.errors import BackendError, OpUnsupported
 from baige_device.ops import OP_NAMES, contract
 from baige_device.registry.resolve import Candidate, Resolution
+
+if TYPE_CHECKING:
+    from baige_device.ops.attend_paged import contract as _attend_paged
+    from baige_device.ops.dequantize_blocks import contract as _dequantize_blocks
+    from baige_device.ops.fp8_all_gather import contract as _fp8_all_gather
+    from baige_device.ops.host_alloc import contract as _host_alloc
+    from baige_device.ops.hot_cache_resolve import contract as _hot_cache_resolve
+    from baige_device.ops.index_topk import contract as _index_topk
+    from baige_device.ops.kv_write import contract as _kv_write
+    from baige_device.ops.merge_attention import contract as _merge_attention
+    from baige_device.ops.moe_combine import contract as _moe_combine
+    from baige_device.ops.moe_dispatch import contract as _moe_dispatch
+    from baige_device.ops.moe_expert_ffn import contract as _moe_expert_ffn
+    from baige_device.ops.quantize_blocks import contract as _quantize_blocks
+    from baige_device.ops.sparse_attention import contract as _sparse_attention
+    from baige_device.ops.uva_sparse_gather import contract as _uva_sparse_gather
+    from baige_device.ops.uva_sparse_scatter import contract as _uva_sparse_scatter
 
 __all__ = ["OpTable"]
 
@@ -32,6 +49,23 @@ class OpTable:
     Raises:
         BackendError: a chosen implementation cannot be imported.
     """
+
+    if TYPE_CHECKING:  # the contracts' signatures, for readers, editors and mypy
+        host_alloc = staticmethod(_host_alloc.host_alloc)
+        uva_sparse_gather = staticmethod(_uva_sparse_gather.uva_sparse_gather)
+        uva_sparse_scatter = staticmethod(_uva_sparse_scatter.uva_sparse_scatter)
+        hot_cache_resolve = staticmethod(_hot_cache_resolve.hot_cache_resolve)
+        quantize_blocks = staticmethod(_quantize_blocks.quantize_blocks)
+        dequantize_blocks = staticmethod(_dequantize_blocks.dequantize_blocks)
+        fp8_all_gather = staticmethod(_fp8_all_gather.fp8_all_gather)
+        attend_paged = staticmethod(_attend_paged.attend_paged)
+        sparse_attention = staticmethod(_sparse_attention.sparse_attention)
+        merge_attention = staticmethod(_merge_attention.merge_attention)
+        index_topk = staticmethod(_index_topk.index_topk)
+        kv_write = staticmethod(_kv_write.kv_write)
+        moe_dispatch = staticmethod(_moe_dispatch.moe_dispatch)
+        moe_expert_ffn = staticmethod(_moe_expert_ffn.moe_expert_ffn)
+        moe_combine = staticmethod(_moe_combine.moe_combine)
 
     def __init__(self, backend: str, resolutions: Mapping[str, Resolution], checks: Checks = "shapes") -> None:
         bound: dict[str, Callable[..., Any]] = {}

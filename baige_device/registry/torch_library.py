@@ -50,13 +50,13 @@ def registered() -> tuple[str, ...]:
 
 
 def _register() -> torch.library.Library:
-    library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+    library = torch.library.Library(NAMESPACE, "DEF")
     for op in registered():
         schema = contract(op).schema
         assert schema is not None
-        library.define(schema)  # type: ignore[no-untyped-call]
+        library.define(schema)
         implementation = _calls.get(op) or _caller(op)
-        library.impl(op, implementation, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        library.impl(op, implementation, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{op}", _fakes[op], lib=library)
     return library
 

@@ -25,9 +25,7 @@ def run_ranks(ranks: int, worker: Callable[..., Any], *args: Any) -> list[Any]:
 def _rank_main(rank: int, ranks: int, folder: str, worker: Callable[..., Any], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), ranks)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60)
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60))
     torch.save(worker(*args), Path(folder) / str(rank))
     dist.barrier()  # nobody leaves while another still needs the store
     dist.destroy_process_group()

@@ -52,7 +52,12 @@ def run(code: str) -> str:
 
 
 def test_import_and_switched_off_entry_points_load_only_the_stub() -> None:
-    assert json.loads(run(PROBE)) == ["baige_device", "baige_device.engines", "baige_device.engines.entry"]
+    assert json.loads(run(PROBE)) == [
+        "baige_device",
+        "baige_device._version",
+        "baige_device.engines",
+        "baige_device.engines.entry",
+    ]
 
 
 def test_activation_in_a_forked_child() -> None:

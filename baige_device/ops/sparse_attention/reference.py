@@ -10,8 +10,8 @@ from baige_device.ops.sparse_attention.contract import FP8_DS_MLA_BYTES, kv_rows
 
 __all__ = ["decode_fp8_ds_mla", "sparse_attention"]
 
-_TILE_ELEMENTS = 1 << 24
-"""Gathered key elements that one block of queries may hold at once (64 MiB in fp32)."""
+_TILE_ELEMENTS = 1 << 22
+"""Gathered key elements that one block of queries holds (16 MiB in fp32)."""
 
 
 def sparse_attention(
@@ -42,7 +42,7 @@ def sparse_attention(
     for lo in range(0, tokens, tile):
         block = slice(lo, min(lo + tile, tokens))
         parts = [_read_set(k, v, lists[block], kv_format, width) for k, v, lists in sets]
-        k, v, valid = (torch.cat(part, 2) for part in zip(*parts, strict=True))
+        k, v, valid = (part[0] if len(part) == 1 else torch.cat(part, 2) for part in zip(*parts, strict=True))
         grouped = q[block].float().reshape(k.shape[0], k.shape[1], -1, dim) * scale
         logits = (grouped @ k.transpose(2, 3)).masked_fill(~valid.unsqueeze(2), -torch.inf)
         average, total = softmax_average(logits, v)
@@ -62,19 +62,19 @@ def decode_fp8_ds_mla(rows: Tensor) -> Tensor:
 def _read_set(
     k_pool: Tensor, v_pool: Tensor | None, lists: Tensor, kv_format: str, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys `[t, G, K, D]`, values `[t, G, K, Dv]` (zeros where masked) and validity `[t, G, K]` of the listed rows."""
+    """Keys `[t, G, K, D]` and values `[t, G, K, Dv]`, zeros where masked, and validity `[t, G, K]` of the rows."""
     valid = lists >= 0
     k = _take(k_pool, lists)
-    if kv_format == "fp8_ds_mla":
-        k = decode_fp8_ds_mla(k)
-    k = k.float()
-    v = k[..., :width] if v_pool is None else _take(v_pool, lists).float()
+    k = decode_fp8_ds_mla(k) if kv_format == "fp8_ds_mla" else k.float()
     # 0 * NaN is NaN: a masked row must be replaced, a zero probability is not enough.
-    return k, v.masked_fill(~valid.unsqueeze(-1), 0.0), valid
+    k.masked_fill_(~valid.unsqueeze(-1), 0.0)
+    if v_pool is None:
+        return k, k[..., :width], valid
+    return k, _take(v_pool, lists).float().masked_fill_(~valid.unsqueeze(-1), 0.0), valid
 
 
 def _take(pool: Tensor, lists: Tensor) -> Tensor:
-    """Rows `[t, G, K, D]`; masked entries hold some row of the pool."""
+    """A copy of the rows `[t, G, K, D]`; masked entries hold some row of the pool."""
     if kv_rows(pool) == 0:
         return pool.new_zeros(*lists.shape, pool.shape[-1])
     rows = lists.long().clamp_min(0)

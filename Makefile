@@ -1,0 +1,55 @@
+# Everything runs in environments that scripts/build_env.py makes from the pinned lists in envs/ and caches.
+ENGINE ?=
+BACKEND ?= reference
+OP ?=
+HOST_PYTHON ?= python3
+
+# Interpreter of an environment, built on first use: $(call python,unit|vllm|sglang)
+python = $$($(HOST_PYTHON) scripts/build_env.py $(1))
+# Engine tests must not look for a hub or phone home.
+OFFLINE = HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+SHELL = bash
+.SHELLFLAGS = -euo pipefail -c
+.ONESHELL:
+.PHONY: help python demo test lint test-unit test-engines test-vllm test-sglang conformance bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+python:  ## print an interpreter's path, building its environment if needed [ENGINE=unit|vllm|sglang]
+	@$(HOST_PYTHON) scripts/build_env.py $(or $(ENGINE),unit)
+
+demo:  ## start a real engine on a real small model through baige-device and ask it a question [ENGINE=vllm|sglang]
+	@python=$(call python,$(or $(ENGINE),vllm))
+	exec "$$python" -m baige_device.cli demo --engine $(or $(ENGINE),vllm)
+
+test: test-unit test-engines  ## everything that CI runs
+
+lint:  ## formatting, types, import layers, documentation
+	@python=$(call python,unit)
+	"$$python" -m ruff check .
+	"$$python" -m ruff format --check .
+	"$$python" -m mypy
+	"$$python" -c 'import sys; from importlinter.cli import lint_imports_command as main; sys.exit(main())'
+	"$$python" -m mkdocs --quiet build --strict --site-dir site
+
+test-unit: lint  ## lint, then the unit tests: no engine, no device
+	@python=$(call python,unit)
+	"$$python" -m pytest tests/unit
+
+test-engines: test-vllm test-sglang  ## real engines on small models, tokens compared with transformers'
+
+test-vllm test-sglang: test-%:
+	@python=$(call python,$*)
+	$(OFFLINE) "$$python" -m pytest tests/engines/$*
+
+conformance:  ## every op contract on a backend [BACKEND=reference]
+	@python=$(call python,unit)
+	"$$python" -m baige_device.cli conformance --backend $(BACKEND)
+
+bench:  ## time ops on this machine's accelerator, each verified first [OP="name ..."]
+	@python=$(call python,unit)
+	"$$python" -m baige_device.cli bench $(OP)
+
+clean:  ## remove this checkout's environments and build outputs; the shared cache stays
+	rm -rf .envs build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

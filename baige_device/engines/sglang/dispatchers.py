@@ -1,0 +1,121 @@
+"""SGLang's token dispatchers over our ops: one for experts that hold all tokens, one that sends tokens to experts."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from sglang.srt.layers.moe.token_dispatcher.base import (
+    BaseDispatcher,
+    CombineInputFormat,
+    DispatchOutputFormat,
+)
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput, StandardDispatcher
+from sglang.srt.runtime_context import get_schedule
+from torch import Tensor
+
+from baige_device.engines.sglang.needs import MOE_LAYOUT
+from baige_device.errors import MountError
+from baige_device.ops.moe_dispatch.contract import ExpertBatch
+from baige_device.registry.table import OpTable
+
+__all__ = ["Combine", "Dispatch", "LocalDispatcher", "TokenDispatcher", "capacity_tokens"]
+
+
+class Dispatch(NamedTuple):
+    """What `experts_forward` gets; the first three fields are those of SGLang's standard format."""
+
+    hidden_states: Tensor
+    hidden_states_scale: None
+    topk_output: Any
+    batch: ExpertBatch
+
+    @property
+    def format(self) -> DispatchOutputFormat:
+        return DispatchOutputFormat.STANDARD
+
+
+class Combine(NamedTuple):
+    """What `experts_forward` returns."""
+
+    hidden_states: Tensor
+    batch: ExpertBatch
+
+    @property
+    def format(self) -> CombineInputFormat:
+        return CombineInputFormat.STANDARD
+
+
+class LocalDispatcher(StandardDispatcher):  # type: ignore[misc]
+    """Without an all-to-all: every rank holds all tokens, computes its own experts, and SGLang sums over the ranks."""
+
+    def __init__(self, config: Any, ops: OpTable) -> None:
+        super().__init__(config)
+        self.ops = ops
+
+    def dispatch(self, hidden_states: Tensor, topk_output: Any) -> Dispatch:
+        standard = super().dispatch(hidden_states, topk_output)
+        x, topk = standard.hidden_states, standard.topk_output
+        batch = self.ops.moe_dispatch(
+            x,
+            topk.topk_ids,
+            topk.topk_weights,
+            num_experts=self.num_local_experts,
+            layout=MOE_LAYOUT,
+            max_tokens_per_rank=x.shape[0],
+            group=one_rank_group(),
+        )
+        return Dispatch(x, None, topk, batch)
+
+    def combine(self, combine_input: Combine) -> Tensor:
+        reduced = self.ops.moe_combine(combine_input.hidden_states, combine_input.batch)
+        out: Tensor = super().combine(StandardCombineInput(reduced))
+        return out
+
+
+class TokenDispatcher(BaseDispatcher):  # type: ignore[misc]
+    """With an all-to-all: every rank holds its own tokens and sends each to the ranks of its experts."""
+
+    def __init__(self, config: Any, ops: OpTable, group: Any) -> None:
+        super().__init__()
+        if config.num_fused_shared_experts:
+            raise MountError(
+                f"sglang: MoE layer {config.layer_id}: fused shared experts: expected 0 with an all-to-all, got "
+                f"{config.num_fused_shared_experts}; add --disable-shared-experts-fusion"
+            )
+        self.ops = ops
+        self.num_experts = config.num_experts
+        self.group = group.device_group
+        self.max_tokens = capacity_tokens()
+
+    def dispatch(self, hidden_states: Tensor, topk_output: Any) -> Dispatch:
+        batch = self.ops.moe_dispatch(
+            hidden_states,
+            topk_output.topk_ids,
+            topk_output.topk_weights,
+            num_experts=self.num_experts,
+            layout=MOE_LAYOUT,
+            max_tokens_per_rank=self.max_tokens,
+            group=self.group,
+        )
+        return Dispatch(hidden_states, None, topk_output, batch)
+
+    def combine(self, combine_input: Combine) -> Tensor:
+        out: Tensor = self.ops.moe_combine(combine_input.hidden_states, combine_input.batch)
+        return out
+
+
+def capacity_tokens() -> int:
+    """The most tokens a rank can bring to one step, from limits that are equal on all ranks."""
+    schedule = get_schedule()
+    limits = (schedule.max_prefill_tokens, schedule.chunked_prefill_size, schedule.max_running_requests)
+    return max(int(limit or 0) for limit in limits)
+
+
+@functools.lru_cache(maxsize=1)
+def one_rank_group() -> Any:
+    """A group of this rank alone; None, which means the same, in a world of one."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)

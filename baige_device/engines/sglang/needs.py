@@ -1,0 +1,54 @@
+"""What a model asks of the ops, from SGLang's model configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baige_device.registry.offers import Need
+
+__all__ = ["MOE_LAYOUT", "model_needs"]
+
+MOE_LAYOUT = "expert_major"
+
+
+def model_needs(runner: Any, *, with_moe: bool) -> list[Need]:
+    """The needs of one worker, with head counts per rank."""
+    from sglang.srt.configs.model_config import AttentionArch, is_deepseek_dsa
+    from sglang.srt.runtime_context import get_parallel
+
+    config = runner.model_config
+    tp = get_parallel().attn_tp_size
+    dtype = str(config.dtype).removeprefix("torch.")
+    who = f"{(config.hf_config.architectures or ['the model'])[0]} in SGLang"
+    heads = int(config.get_num_attention_heads(tp))
+    if config.attention_arch == AttentionArch.MLA:
+        size, v_size, groups = config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank, 1
+    else:
+        size, v_size, groups = config.head_dim, config.v_head_dim, int(config.get_num_kv_heads(tp))
+    shape = {
+        "dtype": dtype,
+        "head_size": int(size),
+        "v_head_size": int(v_size),
+        "num_q_heads": heads,
+        "num_kv_heads": groups,
+    }
+    needs = [Need("kv_write", who, {"dtype": dtype, "head_size": int(size), "num_kv_heads": groups})]
+    if is_deepseek_dsa(config.hf_config):
+        topk = int(config.hf_config.index_topk)
+        needs.append(Need("sparse_attention", who, {**shape, "topk": topk, "kv_format": "plain"}))
+        index = {"dtype": dtype, "head_size": int(config.hf_config.index_head_dim), "topk": topk}
+        needs.append(Need("index_topk", who, {**index, "num_q_heads": int(config.hf_config.index_n_heads)}))
+    else:
+        window = int(config.sliding_window_size or 0)
+        needs.append(Need("attend_paged", who, {**shape, "window": window}))
+    if with_moe and _routed_experts(config.hf_text_config):
+        needs += [Need(op, who, {"dtype": dtype, "layout": MOE_LAYOUT}) for op in _MOE_OPS]
+    return needs
+
+
+_MOE_OPS = ("moe_dispatch", "moe_expert_ffn", "moe_combine")
+_EXPERT_FIELDS = ("n_routed_experts", "num_experts", "num_local_experts")
+
+
+def _routed_experts(config: Any) -> int:
+    return max(int(getattr(config, field, 0) or 0) for field in _EXPERT_FIELDS)

@@ -1,0 +1,46 @@
+"""KV pool of DSA models on our platform: the latent rows as usual, the index keys unquantised beside them."""
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+from torch import Tensor
+
+from baige_device.engines.sglang.ledger import INDEX_KEYS, LEDGER
+from baige_device.errors import MountError
+
+__all__ = ["BaigeDsaPool", "PlainIndexKeys"]
+
+
+class PlainIndexKeys(IndexKeyCache):  # type: ignore[misc]
+    """Index keys in the pool's dtype, `[P, N, Di]` a layer; offloading and transfer see whole pages, as before."""
+
+    def _buffer_shape(self, num_pages: int) -> tuple[int, int, int]:
+        return num_pages, self.pool.page_size, self.pool.index_head_dim
+
+    def _kernel_view(self, buffer: Tensor) -> Tensor:
+        return buffer
+
+    def move(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
+        """Copy the keys of single tokens between slots."""
+        target, source = tgt_loc.view(-1).long(), src_loc.view(-1).long()
+        for keys in self.buffer:
+            rows = keys.view(-1, keys.shape[-1])
+            if rows.shape[0]:
+                rows[target] = rows[source]
+
+
+class BaigeDsaPool(DSATokenToKVPool):  # type: ignore[misc]
+    """SGLang's pool with `PlainIndexKeys`; the indexer reads them by `get_index_k_with_scale_buffer`."""
+
+    @property
+    def index_k_with_scale_buffer_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.dtype
+        return dtype
+
+    def _create_index_key_cache(self) -> PlainIndexKeys:
+        LEDGER.note_seam(INDEX_KEYS)
+        if self.index_kpool != 1:
+            raise MountError(f"sglang: DSA index keys: expected one key a token, got index_kpool={self.index_kpool}")
+        return PlainIndexKeys(self, self.index_buf_size)

@@ -1,0 +1,1 @@
+"""The abacus chip for baige-device."""

@@ -1,0 +1,7 @@
+"""The shipped conformance suite on the abacus chip."""
+
+from baige_device.testing import BackendConformance
+
+
+class TestAbacus(BackendConformance):
+    backend = "abacus"

@@ -1,0 +1,26 @@
+"""Mount everything into the installed vLLM in this process and print what the ledger says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from baige_device.engines.vllm.activate import mount
+from baige_device.engines.vllm.ledger import LEDGER
+
+
+def main() -> None:
+    mount()
+    from baige_device.engines.vllm.mount_platform import mount_features
+
+    before = LEDGER.states()
+    features = tuple(dict.fromkeys(row.feature for row in LEDGER.rows))
+    for _ in range(2):  # the second time must change nothing
+        mount_features(features)
+    LEDGER.verify_applied(features)
+    answer = {"states": [dataclasses.asdict(state) for state in before], "applied": sorted(LEDGER.applied)}
+    print("ANSWER " + json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Putting the emulator into a process and taking it out again, without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kunlun_emulator.profiles import PROFILES, Profile
+from kunlun_emulator.state import STATE, State
+
+__all__ = ["SITE", "installed"]
+
+SITE = Path(__file__).parent / "site"
+_MODULES = ("torch_xmlir", "kunlun_ops", "xtorch_ops", "xspeedgate_ops")
+
+
+@contextlib.contextmanager
+def installed(profile: str | Profile = "torch2.9") -> Iterator[State]:
+    """Within the block `import torch_xmlir` finds the emulator, and so do the vendor's op modules of the profile."""
+    before = STATE.profile
+    STATE.profile = PROFILES[profile] if isinstance(profile, str) else profile
+    STATE.reset()
+    _unload()
+    sys.path.insert(0, str(SITE))
+    importlib.invalidate_caches()
+    try:
+        yield STATE
+    finally:
+        sys.path.remove(str(SITE))
+        _unload()
+        STATE.profile = before
+        STATE.registered.clear()
+
+
+def _unload() -> None:
+    from kunlun_emulator import patches, speed
+
+    for name in _MODULES:
+        sys.modules.pop(name, None)
+    speed.unregister()
+    patches.undo()

@@ -1,0 +1,63 @@
+"""`baige-device doctor`: what is asked for and cannot work decides the exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from baige_device.cli.app import app
+from baige_device.ops import OP_NAMES
+
+
+def run(*arguments: str) -> tuple[int, dict]:  # type: ignore[type-arg]
+    result = CliRunner().invoke(app, ["doctor", "--json", "--no-mounts", *arguments])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_a_machine_without_an_accelerator_is_fine_and_every_op_is_shown(tmp_path: Path) -> None:
+    status, found = run("--output", str(tmp_path / "doctor.json"))
+    assert status == 0
+    assert found["problems"] == []
+    assert found["chosen"] == "reference"
+    assert set(found["ops"]) == set(OP_NAMES)
+    assert all(candidates[0]["chosen"] for candidates in found["ops"].values())
+    assert {item["name"] for item in found["backends"]} >= {"reference", "cuda", "kunlun"}
+    assert all(item["reason"] for item in found["backends"])
+    assert {item["name"] for item in found["engines"]} == {"vllm", "sglang"}
+    assert any("MemAvailable" in name for name in found["host_memory"])
+    assert json.loads((tmp_path / "doctor.json").read_text()) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("BAIGE_BACKEND", "cuda", "backend 'cuda'"),
+        ("BAIGE_BACKEND", "nonsense", "got 'nonsense'"),
+        ("BAIGE_CHECKS", "nonsense", "setting checks"),
+        ("BAIGE_OPS", "kv_write=tuned", "kv_write: backend 'reference' cannot serve it"),
+    ],
+)
+def test_what_was_asked_for_and_cannot_work_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    status, found = run()
+    assert status == 1
+    assert any(message in problem for problem in found["problems"]), found["problems"]
+
+
+def test_switched_off_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAIGE_BACKEND", "off")
+    status, found = run()
+    assert status == 0
+    assert found["chosen"] == ""
+
+
+def test_the_tables_say_the_same() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--no-mounts"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    for word in ("reference", "hot_cache_resolve", "vllm", "nothing that was asked for is broken"):
+        assert word in result.stdout

@@ -1,0 +1,10 @@
+"""The reference backend conforms to every contract; the same class is what a vendor subclasses."""
+
+from __future__ import annotations
+
+from baige_device.testing import BackendConformance
+
+
+class TestReference(BackendConformance):
+    backend = "reference"
+    ranks = (2, 3)
