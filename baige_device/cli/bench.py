@@ -17,7 +17,7 @@ def bench(
     op: Annotated[list[str] | None, typer.Argument(help="Ops to time; none means all that have benchmarks.")] = None,
     cases: Annotated[Path, typer.Option(help="Folder with the benchmark files, `bench_*.py`.")] = Path("benchmarks"),
     match: Annotated[str, typer.Option(help="Only cases whose name contains this text.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Write NAME.json and NAME.png here; give a path without suffix.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write .json and .png here; a path without suffix.")] = None,
 ) -> None:
     """Time ops on this machine's GPU.
 

@@ -33,7 +33,8 @@ def plot(environment: dict[str, Any], results: list[Result], path: Path) -> None
     if not panels:
         axes[0][0].barh([f"{r.op} {r.case}" for r in results], [r.percent_of_limit for r in results])
         axes[0][0].set_xlabel("percent of the measured limit")
-    figure.suptitle(f"{environment['card']}, {environment['date']}, torch {environment['versions']['torch']}", fontsize=9)
+    title = f"{environment['card']}, {environment['date']}, torch {environment['versions']['torch']}"
+    figure.suptitle(title, fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

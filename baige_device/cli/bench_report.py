@@ -86,9 +86,8 @@ def _run(case: BenchCase, limits: Limits) -> Result:
 def print_row(result: Result) -> None:
     """One line: time, share of the limit, and how many times faster than each peer."""
     peers = "".join(f"  {name} {us:.1f} us ({us / result.us:.2f}x)" for name, us in result.peers_us.items())
-    typer.echo(
-        f"{result.op:20s} {result.case:44s} {result.us:9.1f} us  {result.percent_of_limit:5.1f} % of {result.limit}{peers}"
-    )
+    share = f"{result.percent_of_limit:5.1f} % of {result.limit}"
+    typer.echo(f"{result.op:20s} {result.case:44s} {result.us:9.1f} us  {share}{peers}")
 
 
 def environment() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -30,14 +31,15 @@ class Limits:
 
 
 def time_us(run: Callable[[int], object], sets: int = 1, *, capturable: bool = True) -> float:
-    """Median time of one call in microseconds: a graph of all input sets, replayed; eager calls where that is not possible."""
+    """Median time of one call in microseconds: a replayed graph of all input sets, or eager calls where that fails."""
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         run(0)
     torch.cuda.synchronize()
     if not capturable:
-        return statistics.median(_between_events(lambda: run(index % sets)) for index in range(_REPLAYS + _WARM_UP))
+        calls = [partial(run, index % sets) for index in range(_REPLAYS + _WARM_UP)]
+        return statistics.median(_between_events(call) for call in calls)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for index in range(sets):

@@ -82,6 +82,19 @@ def publish(target: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def prepare_transformers() -> None:
+    """Make transformers importable and keep it from drawing bars of its own; call it before importing from it.
+
+    transformers imports torchvision where it is installed, and SGLang's is built for CUDA, which a CPU torch rejects.
+    """
+    from baige_device.engines.sglang.early import install
+
+    install()
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+
+
 def convert(gguf: Path, out: Path) -> None:
     """Write the GGUF model at ``gguf`` as a float32 Llama checkpoint into ``out``, with progress on stderr."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -91,11 +104,10 @@ def convert(gguf: Path, out: Path) -> None:
         def step(doing: str) -> None:
             progress.update(task, advance=1, description=f"SmolLM2-135M: {doing}")
 
+        prepare_transformers()
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-        from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()
         step("reading the tokenizer")
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)
         step("dequantising the weights")

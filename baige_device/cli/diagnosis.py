@@ -40,6 +40,8 @@ class Diagnosis:
     chosen: str = ""
     backends: list[dict[str, Any]] = field(default_factory=list)
     ops: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    """What the chosen backend found out about its chip."""
     engines: list[dict[str, Any]] = field(default_factory=list)
     host_memory: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -70,6 +72,7 @@ def _diagnose_backends(found: Diagnosis, settings: Settings) -> None:
             chosen = choose(settings.backend)
             found.chosen = chosen.backend.name
             _diagnose_ops(found, settings, chosen)
+            found.findings = [dataclasses.asdict(item) for item in chosen.backend.findings(chosen.device)]
         except BaigeError as error:
             found.problems.append(str(error))
     for item in survey():

@@ -43,6 +43,8 @@ def _render(diagnosis: Diagnosis, console: Console) -> None:
     console.print(_backends(diagnosis))
     if diagnosis.ops:
         console.print(_ops(diagnosis))
+    if diagnosis.findings:
+        console.print(_findings(diagnosis))
     console.print(_engines(diagnosis))
     console.print(_pairs("Host memory", diagnosis.host_memory))
     for problem in diagnosis.problems:
@@ -82,6 +84,14 @@ def _ops(diagnosis: Diagnosis) -> Table:
                 _MARKS[item["chosen"]],
                 escape(item["reason"]),
             )
+    return table
+
+
+def _findings(diagnosis: Diagnosis) -> Table:
+    title = f"What only the hardware settles ({diagnosis.chosen})"
+    table = Table("question", "ok", "answer", "decides", title=title, title_justify="left")
+    for item in diagnosis.findings:
+        table.add_row(item["name"], _MARKS[item["ok"]], escape(item["detail"]), escape(item["decides"]))
     return table
 
 

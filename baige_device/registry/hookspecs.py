@@ -2,8 +2,9 @@
 
 A backend is a module or object with functions marked `@hookimpl` and named like the hooks below. It is found by the
 entry point group `baige_device.backends`; the entry point's name is the backend's name. The first two hooks say
-whether the chip is here; every other hook is one op. An op hook gets the probed device and returns an `Offer`, several
-offers of different tiers, or None when the backend has nothing for that op. pluggy runs at activation only.
+whether the chip is here, the third adds rows to `doctor`; every other hook is one op. An op hook gets the probed device
+and returns an `Offer`, several offers of different tiers, or None when the backend has nothing for that op. pluggy runs
+at activation only.
 
 The semantics of each op (shapes, dtypes, padding, errors, cost) are in `baige_device/ops/<op>/contract.py`.
 """
@@ -15,7 +16,7 @@ from typing import TypeAlias
 
 import pluggy
 
-from baige_device.registry.offers import DeviceInfo, Offer, Probe, Verdict
+from baige_device.registry.offers import DeviceInfo, Finding, Offer, Probe, Verdict
 
 __all__ = ["PROJECT", "ENTRY_POINT_GROUP", "hookimpl", "hookspec"]
 
@@ -39,6 +40,11 @@ def baige_hardware() -> Verdict:  # type: ignore[empty-body]
 @hookspec
 def baige_probe() -> Probe:  # type: ignore[empty-body]
     """Is this chip usable in this process, and with which measured or documented facts? May load vendor libraries."""
+
+
+@hookspec
+def baige_findings(device: DeviceInfo) -> Sequence[Finding]:  # type: ignore[empty-body]
+    """Rows for `doctor`: what only the hardware can settle, how it was settled here, and what it decides. Optional."""
 
 
 @hookspec

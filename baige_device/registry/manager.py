@@ -16,7 +16,7 @@ import pluggy
 from baige_device.errors import BackendError
 from baige_device.ops import OP_NAMES
 from baige_device.registry import hookspecs
-from baige_device.registry.offers import DeviceInfo, Offer, Probe, Verdict
+from baige_device.registry.offers import DeviceInfo, Finding, Offer, Probe, Verdict
 
 __all__ = ["BUILT_IN", "Backend", "Source", "discover", "load_backend", "sources"]
 
@@ -25,6 +25,9 @@ BUILT_IN: dict[str, str] = {
     "cuda": "baige_device.backends.cuda.plugin",
     "kunlun": "baige_device.backends.kunlun.plugin",
 }
+
+
+_CHIP_HOOKS = ("baige_hardware", "baige_probe", "baige_findings")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,12 @@ class Backend:
         if not isinstance(probe, Probe):
             raise BackendError(f"backend {self.name!r}: baige_probe: expected a Probe, got {probe!r}")
         return probe
+
+    def findings(self, device: DeviceInfo) -> list[Finding]:
+        """What the backend wants `doctor` to show; may run self-tests on the device."""
+        if "baige_findings" not in self.implemented:
+            return []
+        return list(self.hooks.baige_findings(device=device)[0])
 
     def offers(self, op: str, device: DeviceInfo) -> list[Offer]:
         """All offers for one op, best tier first."""
@@ -144,7 +153,7 @@ def _hook_names(manager: pluggy.PluginManager, plugin: object) -> list[str]:
 
 
 def _refuse_misspelt(backend: str, name: str) -> None:
-    known = ("baige_hardware", "baige_probe", *OP_NAMES)
+    known = (*_CHIP_HOOKS, *OP_NAMES)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known hooks: {', '.join(known)}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DeviceInfo", "Need", "Offer", "Probe", "Tier", "Verdict"]
+__all__ = ["DeviceInfo", "Finding", "Need", "Offer", "Probe", "Tier", "Verdict"]
 
 
 class Tier(enum.IntEnum):
@@ -77,6 +77,16 @@ class DeviceInfo:
     """The torch device type of its tensors. Kunlun under torch_xmlir says `cuda`, so this is no identity."""
     name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row that a backend adds to `doctor`: what was asked, what was found, what it decides."""
+
+    name: str
+    ok: bool
+    detail: str
+    decides: str = ""
 
 
 @dataclass(frozen=True)

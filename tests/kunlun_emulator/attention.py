@@ -1,4 +1,4 @@
-"""Attention kernels. They write only rows that see a key; a sparse prefill row without one becomes NaN, as documented."""
+"""Attention kernels. They write only rows that see a key; a sparse prefill row without one becomes NaN."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from kunlun_emulator.checks import contiguous, dtype, expect, host_device_pair, kernel, shape
 from kunlun_emulator.state import STATE
+from torch import Tensor
 
 __all__ = [
     "attention_merge_stage",
@@ -181,8 +180,17 @@ def prefill_attention(
         if length == 0 or start == stop:
             continue
         keys, values = (_request_rows(pool, block_table, request, kv_lod, is_prefix_cache) for pool in (k, v))
-        _dense(q[start:stop], keys, values, alpha / math.sqrt(size), is_causal, swa_left, swa_right, out[start:stop],
-               None if softmax_lse is None else softmax_lse[start:stop])
+        _dense(
+            q[start:stop],
+            keys,
+            values,
+            alpha / math.sqrt(size),
+            is_causal,
+            swa_left,
+            swa_right,
+            out[start:stop],
+            None if softmax_lse is None else softmax_lse[start:stop],
+        )
 
 
 def _request_rows(pool: Tensor, table: Tensor | None, request: int, kv_lod: list[int], paged: bool) -> Tensor:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from kunlun_emulator.checks import contiguous, dtype, expect, kernel, shape
 from kunlun_emulator.state import STATE
+from torch import Tensor
 
 __all__ = ["concat_and_cache_mla", "reshape_and_cache_flash"]
 

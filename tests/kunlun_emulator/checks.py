@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from kunlun_emulator.state import STATE, ChipError
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
-
-from kunlun_emulator.state import STATE, ChipError
 
 __all__ = ["contiguous", "dtype", "expect", "host_device_pair", "kernel", "on_host", "shape"]
 
@@ -42,7 +41,9 @@ def contiguous(op: str, **tensors: Tensor | None) -> None:
 def dtype(op: str, wanted: torch.dtype | tuple[torch.dtype, ...], **tensors: Tensor | None) -> None:
     allowed = wanted if isinstance(wanted, tuple) else (wanted,)
     for name, tensor in tensors.items():
-        expect(tensor is None or tensor.dtype in allowed, op, f"{name}: {getattr(tensor, 'dtype', None)}, not {allowed}")
+        expect(
+            tensor is None or tensor.dtype in allowed, op, f"{name}: {getattr(tensor, 'dtype', None)}, not {allowed}"
+        )
 
 
 def shape(op: str, name: str, tensor: Tensor, *wanted: int) -> None:

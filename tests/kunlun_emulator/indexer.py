@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
-
 from kunlun_emulator.checks import contiguous, dtype, expect, host_device_pair, kernel, shape
+from torch import Tensor
 
 __all__ = [
     "I8_mqa_logits",
@@ -26,7 +25,7 @@ def _logits(q: Tensor, keys: Tensor, scales: Tensor, weights: Tensor) -> Tensor:
 
 
 @kernel
-def I8_mqa_logits(  # noqa: N802 - the vendor's name
+def I8_mqa_logits(
     q: Tensor,
     fused_kv_cache: tuple[Tensor, Tensor],
     weights: Tensor,
@@ -60,7 +59,7 @@ def I8_mqa_logits(  # noqa: N802 - the vendor's name
 
 
 @kernel
-def mask_for_I8_mqa_logits(seq_len_kv: Tensor, cu_seqlen_ks: Tensor, cu_seqlen_ke: Tensor, logits: Tensor) -> None:  # noqa: N802
+def mask_for_I8_mqa_logits(seq_len_kv: Tensor, cu_seqlen_ks: Tensor, cu_seqlen_ke: Tensor, logits: Tensor) -> None:
     op = "mask_for_I8_mqa_logits"
     dtype(op, torch.int32, seq_len_kv=seq_len_kv, cu_seqlen_ks=cu_seqlen_ks, cu_seqlen_ke=cu_seqlen_ke)
     shape(op, "cu_seqlen_ks", cu_seqlen_ks, logits.shape[0])
@@ -72,7 +71,7 @@ def mask_for_I8_mqa_logits(seq_len_kv: Tensor, cu_seqlen_ks: Tensor, cu_seqlen_k
 
 
 @kernel
-def I8_paged_mqa_logits(  # noqa: N802 - the vendor's name
+def I8_paged_mqa_logits(
     q: Tensor,
     fused_kv_cache: list[Tensor],
     weights: Tensor,
@@ -107,7 +106,9 @@ def I8_paged_mqa_logits(  # noqa: N802 - the vendor's name
             shown = length - queries + query + 1
             if shown <= 0:
                 continue
-            row = _logits(q[request, query : query + 1], own[:shown], scales[request, :shown], weights[request, query : query + 1])
+            row = _logits(
+                q[request, query : query + 1], own[:shown], scales[request, :shown], weights[request, query : query + 1]
+            )
             out[request, query, :shown] = row.squeeze(0)
             if clean_logits:
                 out[request, query, shown:] = -math.inf

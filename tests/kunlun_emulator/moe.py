@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional
-
 from kunlun_emulator.checks import contiguous, dtype, expect, kernel, shape
 from kunlun_emulator.state import STATE
+from torch import Tensor
+from torch.nn import functional
 
 __all__ = [
     "gen_block_statistic",
@@ -35,7 +34,11 @@ def _check_ids(op: str, ids: Tensor, experts: int) -> None:
 def _sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sorted row of each (token, choice), the order, and the tokens of each expert."""
     flat = ids.flatten().long()
-    order = flat.argsort(stable=True) if STATE.profile.moe_stable else (flat * flat.numel() - torch.arange(flat.numel())).argsort()
+    order = (
+        flat.argsort(stable=True)
+        if STATE.profile.moe_stable
+        else (flat * flat.numel() - torch.arange(flat.numel())).argsort()
+    )
     index = torch.empty_like(order)
     index[order] = torch.arange(flat.numel())
     return index, order, torch.bincount(flat, minlength=experts)

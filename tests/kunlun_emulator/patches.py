@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-
 from kunlun_emulator.state import STATE, ChipError
+from torch import Tensor
 
 __all__ = ["apply", "undo"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from kunlun_emulator.checks import contiguous, dtype, expect, kernel, shape
+from torch import Tensor
 
 __all__ = ["dequant2d_per_token", "matmul", "quant2d"]
 

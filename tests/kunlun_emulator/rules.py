@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from kunlun_emulator.checks import _HOST_MARK, on_host
+from kunlun_emulator.state import STATE, CaptureViolation, ChipError
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from kunlun_emulator.checks import _HOST_MARK, on_host
-from kunlun_emulator.state import STATE, CaptureViolation, ChipError
 
 __all__ = ["chip_rules"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from kunlun_emulator import indexer, moe, transfer
 from kunlun_emulator.state import STATE
 

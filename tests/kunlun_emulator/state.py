@@ -22,9 +22,7 @@ class CaptureViolation(ChipError):
 class State:
     """State of the one emulated chip of this process."""
 
-    profile: Profile = field(
-        default_factory=lambda: PROFILES[os.environ.get("KUNLUN_EMULATOR_PROFILE", "torch2.9")]
-    )
+    profile: Profile = field(default_factory=lambda: PROFILES[os.environ.get("KUNLUN_EMULATOR_PROFILE", "torch2.9")])
     registered: dict[int, int] = field(default_factory=dict)
     """Registered host memory: address -> bytes."""
     syncs: int = 0

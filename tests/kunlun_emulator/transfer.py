@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch import Tensor
-
 from kunlun_emulator.checks import contiguous, dtype, expect, kernel, shape
 from kunlun_emulator.state import STATE
+from torch import Tensor
 
 __all__ = ["batch_memcpy", "transfer_kv_per_layer_mla"]
 

@@ -58,7 +58,7 @@ class _OnEmulator(BackendConformance):
 
 class TestTorch29(_OnEmulator):
     profile = "torch2.9"
-    skip: ClassVar[dict[str, str]] = {"hot_cache_resolve/walk-*": "thousands of calls; run in TestWalks without the rules"}
+    skip: ClassVar[dict[str, str]] = {"hot_cache_resolve/walk-*": "many calls; run in TestWalks, without the rules"}
 
 
 class TestWalks(_OnEmulator):
@@ -96,8 +96,9 @@ class TestRanks:
 
     @pytest.mark.parametrize("ranks", [2, 3])
     def test_ranks(self, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        from baige_device.testing import RankOptions, run_ranks
         from kunlun_emulator.install import SITE
+
+        from baige_device.testing import RankOptions, run_ranks
 
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SITE), os.environ.get("PYTHONPATH", "")]))
         monkeypatch.setenv("OMP_NUM_THREADS", "1")

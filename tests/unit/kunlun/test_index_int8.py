@@ -1,4 +1,4 @@
-"""`index_topk` on int8 keys, the vendor's path, against a float64 oracle: prefixes, strides, chunks and both top-k kernels."""
+"""`index_topk` on int8 keys against a float64 oracle: prefixes, strides, chunks and both top-k kernels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def check(found: Tensor, batch: dict[str, Tensor], topk: int) -> None:
     for row, length in enumerate(_LENS):
         positions = torch.arange(length)
         pages = batch["block_table"][row, positions // page].long()
-        keys = batch["k_cache"][pages, positions % page].double() * batch["k_scales"][pages, positions % page, None].double()
+        scales = batch["k_scales"][pages, positions % page].double()
+        keys = batch["k_cache"][pages, positions % page].double() * scales.unsqueeze(1)
         for token in range(starts[row], starts[row + 1]):
             own = length - starts[row + 1] + token
             relu = torch.relu(batch["q"][token].double() @ keys[: own + 1].T)

@@ -98,7 +98,9 @@ def _empty(shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
-def _no_merge_fix(oa: Tensor, la: Tensor, ob: Tensor, lb: Tensor, merged: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+def _no_merge_fix(
+    oa: Tensor, la: Tensor, ob: Tensor, lb: Tensor, merged: Tensor, total: Tensor
+) -> tuple[Tensor, Tensor]:
     return merged, total
 
 
@@ -127,83 +129,225 @@ class Mutation:
 
 MUTATIONS = (
     Mutation("inputs left strided, cache", _set(normalise, "dense", lambda t: t), ("kv_write/row-1x576",), "raises"),
-    Mutation("inputs left strided, parts", _set(normalise, "dense", lambda t: t), ("merge_attention/strided-parts",), "raises"),
+    Mutation(
+        "inputs left strided, parts",
+        _set(normalise, "dense", lambda t: t),
+        ("merge_attention/strided-parts",),
+        "raises",
+    ),
     Mutation("slots left int64", _set(normalise, "int32", lambda t: t.contiguous()), ("kv_write/row-1x576",), "raises"),
-    Mutation("block table left int64", _set(normalise, "int32", lambda t: t.contiguous()),
-             ("attend_paged/cache-heads-first", "sparse_attention/mla-int64-index"), "raises"),
-    Mutation("transfer indices made int32", _set(normalise, "int64", lambda t: t.to(torch.int32)),
-             ("uva_sparse_gather/row-bytes-656",), "raises", "torch2.5"),
-    Mutation("device lengths given as host lengths", _set(normalise, "length_pair", _same_pair),
-             ("attend_paged/mixed-bfloat16",), "raises"),
-    Mutation("device constants given as host lengths", _set(normalise, "constant_pair", _same_constants),
-             ("sparse_attention/mla-half",), "raises"),
-    Mutation("outputs not zeroed, masked product", _set(normalise, "zeros", _empty),
-             ("moe_expert_ffn/masked-bfloat16",), "wrong"),
-    Mutation("workspace not zeroed, statistic", _both(_set(normalise, "zeros", _empty), _limit(moe_sort, "MOE_SMALL_CHOICES", 0)),
-             ("moe_dispatch/flat-tokens-129", "moe_dispatch/masked-tokens-129"), "raises"),
-    Mutation("more than two query tokens a request", _set(sparse, "as_requests", lambda q: q.unsqueeze(0)),
-             ("sparse_attention/mla-half",), "raises"),
-    Mutation("absmax given where a scale is", _set(normalise, "scale_of_absmax", lambda a: a),
-             ("quantize_blocks/int8_absmax-float32",), "wrong"),
-    Mutation("scale given where absmax is expected", _set(normalise, "absmax_of_scale", lambda s: s),
-             ("dequantize_blocks/int8_absmax-float32",), "wrong"),
-    Mutation("alpha without the root of the head size", _set(normalise, "prefill_alpha", lambda scale, size: scale),
-             ("attend_paged/mixed-bfloat16",), "wrong"),
-    Mutation("lse as [heads, tokens]", _set(normalise, "filled_lse", lambda t, h, d: torch.zeros(h, t, device=d)),
-             ("attend_paged/mixed-bfloat16",), "raises"),
-    Mutation("lse in base 2", _set(partial, "lse_of_sums", lambda m, s: torch.where(s > 0, m + torch.log2(s), -torch.inf)),
-             ("sparse_attention/mla-half",), "wrong"),
-    Mutation("query lengths given as kv lengths, dense", _set(batch.Batch, "kv_starts", property(lambda b: b.q_starts)),
-             ("attend_paged/cache-heads-first", "attend_paged/mixed-bfloat16"), "any"),
-    Mutation("query lengths given as kv lengths, sparse", lambda p: _sparse_prefill(p, _set_kv_lod_to_q_lod),
-             ("sparse_attention/mla-half",), "wrong"),
-    Mutation("causality left on for lists", lambda p: _sparse_prefill(p, _set_causal),
-             ("own:full-lists",), "wrong"),
-    Mutation("NaN of empty rows kept", _both(_always_prefill, _set(partial, "deliver", _deliver_all)),
-             ("sparse_attention/mla-all-minus",), "wrong"),
-    Mutation("-inf handed to the merge kernel", _set(partial, "_without_empty", _no_merge_fix),
-             ("merge_attention/both-empty-bfloat16",), "wrong"),
-    Mutation("window that counts the query twice", _set(attend, "window_left", lambda w: w or -1),
-             ("attend_paged/window-8",), "wrong"),
-    Mutation("page size outside 64 and 128", _set(attend, "PAGED_BLOCK_TOKENS", (1, 4, 16, 64, 128)),
-             ("attend_paged/cache-heads-first", "attend_paged/heads-8-kv-1", "attend_paged/page-4"), "raises"),
-    Mutation("head size outside the list", _set(attend, "ATTENTION_HEAD_SIZES", (16, 80, 88, 200, 256, 320, 576)),
-             ("attend_paged/head-size-192-128",), "raises"),
-    Mutation("heads-first layout flag for tokens-first pages", _call("reshape_and_cache_flash", BLHD_LAYOUT=False),
-             ("kv_write/row-8x128", "kv_write/row-3x64"), "any"),
-    Mutation("strided index keys", _set(index, "contiguous_pages", lambda cache, pages: (cache, pages)),
-             ("own:index-decode",), "wrong"),
+    Mutation(
+        "block table left int64",
+        _set(normalise, "int32", lambda t: t.contiguous()),
+        ("attend_paged/cache-heads-first", "sparse_attention/mla-int64-index"),
+        "raises",
+    ),
+    Mutation(
+        "transfer indices made int32",
+        _set(normalise, "int64", lambda t: t.to(torch.int32)),
+        ("uva_sparse_gather/row-bytes-656",),
+        "raises",
+        "torch2.5",
+    ),
+    Mutation(
+        "device lengths given as host lengths",
+        _set(normalise, "length_pair", _same_pair),
+        ("attend_paged/mixed-bfloat16",),
+        "raises",
+    ),
+    Mutation(
+        "device constants given as host lengths",
+        _set(normalise, "constant_pair", _same_constants),
+        ("sparse_attention/mla-half",),
+        "raises",
+    ),
+    Mutation(
+        "outputs not zeroed, masked product",
+        _set(normalise, "zeros", _empty),
+        ("moe_expert_ffn/masked-bfloat16",),
+        "wrong",
+    ),
+    Mutation(
+        "workspace not zeroed, statistic",
+        _both(_set(normalise, "zeros", _empty), _limit(moe_sort, "MOE_SMALL_CHOICES", 0)),
+        ("moe_dispatch/flat-tokens-129", "moe_dispatch/masked-tokens-129"),
+        "raises",
+    ),
+    Mutation(
+        "more than two query tokens a request",
+        _set(sparse, "as_requests", lambda q: q.unsqueeze(0)),
+        ("sparse_attention/mla-half",),
+        "raises",
+    ),
+    Mutation(
+        "absmax given where a scale is",
+        _set(normalise, "scale_of_absmax", lambda a: a),
+        ("quantize_blocks/int8_absmax-float32",),
+        "wrong",
+    ),
+    Mutation(
+        "scale given where absmax is expected",
+        _set(normalise, "absmax_of_scale", lambda s: s),
+        ("dequantize_blocks/int8_absmax-float32",),
+        "wrong",
+    ),
+    Mutation(
+        "alpha without the root of the head size",
+        _set(normalise, "prefill_alpha", lambda scale, size: scale),
+        ("attend_paged/mixed-bfloat16",),
+        "wrong",
+    ),
+    Mutation(
+        "lse as [heads, tokens]",
+        _set(normalise, "filled_lse", lambda t, h, d: torch.zeros(h, t, device=d)),
+        ("attend_paged/mixed-bfloat16",),
+        "raises",
+    ),
+    Mutation(
+        "lse in base 2",
+        _set(partial, "lse_of_sums", lambda m, s: torch.where(s > 0, m + torch.log2(s), -torch.inf)),
+        ("sparse_attention/mla-half",),
+        "wrong",
+    ),
+    Mutation(
+        "query lengths given as kv lengths, dense",
+        _set(batch.Batch, "kv_starts", property(lambda b: b.q_starts)),
+        ("attend_paged/cache-heads-first", "attend_paged/mixed-bfloat16"),
+        "any",
+    ),
+    Mutation(
+        "query lengths given as kv lengths, sparse",
+        lambda p: _sparse_prefill(p, _set_kv_lod_to_q_lod),
+        ("sparse_attention/mla-half",),
+        "wrong",
+    ),
+    Mutation("causality left on for lists", lambda p: _sparse_prefill(p, _set_causal), ("own:full-lists",), "wrong"),
+    Mutation(
+        "NaN of empty rows kept",
+        _both(_always_prefill, _set(partial, "deliver", _deliver_all)),
+        ("sparse_attention/mla-all-minus",),
+        "wrong",
+    ),
+    Mutation(
+        "-inf handed to the merge kernel",
+        _set(partial, "_without_empty", _no_merge_fix),
+        ("merge_attention/both-empty-bfloat16",),
+        "wrong",
+    ),
+    Mutation(
+        "window that counts the query twice",
+        _set(attend, "window_left", lambda w: w or -1),
+        ("attend_paged/window-8",),
+        "wrong",
+    ),
+    Mutation(
+        "page size outside 64 and 128",
+        _set(attend, "PAGED_BLOCK_TOKENS", (1, 4, 16, 64, 128)),
+        ("attend_paged/cache-heads-first", "attend_paged/heads-8-kv-1", "attend_paged/page-4"),
+        "raises",
+    ),
+    Mutation(
+        "head size outside the list",
+        _set(attend, "ATTENTION_HEAD_SIZES", (16, 80, 88, 200, 256, 320, 576)),
+        ("attend_paged/head-size-192-128",),
+        "raises",
+    ),
+    Mutation(
+        "heads-first layout flag for tokens-first pages",
+        _call("reshape_and_cache_flash", BLHD_LAYOUT=False),
+        ("kv_write/row-8x128", "kv_write/row-3x64"),
+        "any",
+    ),
+    Mutation(
+        "strided index keys",
+        _set(index, "contiguous_pages", lambda cache, pages: (cache, pages)),
+        ("own:index-decode",),
+        "wrong",
+    ),
     Mutation("max_context_len off the page", _set(index, "page_aligned", lambda n: n), ("own:index-decode",), "raises"),
     Mutation("rows as wide as all keys", _call("I8_mqa_logits", max_seq_k=-1), ("own:index-prefill",), "wrong"),
-    Mutation("k other than 2048 for fast_topkv2", _limit(index, "FAST_TOPK", 5), ("own:index-decode",), "raises", "no_topk"),
-    Mutation("expert -1 in the sort", _set(moe_sort, "without_negative", lambda ids, experts: normalise.int32(ids)),
-             ("moe_dispatch/masked-half-minus",), "raises"),
-    Mutation("row -1 in moe_post", _set(moe, "live_choice", lambda index, live: index),
-             ("moe_combine/masked-half-minus",), "raises"),
-    Mutation("activation inside the product", _call("moe_fc", act="SWISH_GLU"),
-             ("moe_expert_ffn/expert_major-bfloat16",), "raises"),
-    Mutation("host memory not registered, transfer", _set(host_alloc, "_register", lambda memory, asked: None),
-             ("uva_sparse_gather/row-bytes-656",), "raises", "torch2.5"),
-    Mutation("host memory not registered, memcpy", _set(host_alloc, "_register", lambda memory, asked: None),
-             ("uva_sparse_scatter/row-bytes-656",), "raises"),
-    Mutation("registration off 2 MiB", _limit(host_alloc, "HOST_REGISTER_ALIGN", 4096), ("host_alloc/bytes-4097",), "raises"),
-    Mutation("padding of a plan sent to the transfer",
-             _set(gather_transfer, "on_host", lambda s, d, c: tuple(r.cpu() for r in plan.live_rows(s, d, c))),
-             ("uva_sparse_gather/count-partial-requests-3", "uva_sparse_gather/minus-skip-all-flat",
-              "uva_sparse_gather/minus-half-flat"), "any", "torch2.5"),
-    Mutation("evenly spaced rows assumed", _set(gather_transfer, "row_step", lambda pool: 1),
-             ("uva_sparse_gather/paged-interleaved-7", "uva_sparse_gather/flat-gap-656"), "any", "torch2.5"),
-    Mutation("float8 on the way", _set(quantise, "_to_rows", lambda m, b: m.to(torch.float8_e4m3fn)),
-             ("quantize_blocks/int8_absmax-float32",), "raises"),
-    Mutation("masked product given int64 counts", _set(moe_ffn.normalise, "int32", lambda t: t.long()),
-             ("moe_expert_ffn/masked-bfloat16",), "raises"),
+    Mutation(
+        "k other than 2048 for fast_topkv2", _limit(index, "FAST_TOPK", 5), ("own:index-decode",), "raises", "no_topk"
+    ),
+    Mutation(
+        "expert -1 in the sort",
+        _set(moe_sort, "without_negative", lambda ids, experts: normalise.int32(ids)),
+        ("moe_dispatch/masked-half-minus",),
+        "raises",
+    ),
+    Mutation(
+        "row -1 in moe_post",
+        _set(moe, "live_choice", lambda index, live: index),
+        ("moe_combine/masked-half-minus",),
+        "raises",
+    ),
+    Mutation(
+        "activation inside the product",
+        _call("moe_fc", act="SWISH_GLU"),
+        ("moe_expert_ffn/expert_major-bfloat16",),
+        "raises",
+    ),
+    Mutation(
+        "host memory not registered, transfer",
+        _set(host_alloc, "_register", lambda memory, asked: None),
+        ("uva_sparse_gather/row-bytes-656",),
+        "raises",
+        "torch2.5",
+    ),
+    Mutation(
+        "host memory not registered, memcpy",
+        _set(host_alloc, "_register", lambda memory, asked: None),
+        ("uva_sparse_scatter/row-bytes-656",),
+        "raises",
+    ),
+    Mutation(
+        "registration off 2 MiB", _limit(host_alloc, "HOST_REGISTER_ALIGN", 4096), ("host_alloc/bytes-4097",), "raises"
+    ),
+    Mutation(
+        "padding of a plan sent to the transfer",
+        _set(gather_transfer, "on_host", lambda s, d, c: tuple(r.cpu() for r in plan.live_rows(s, d, c))),
+        (
+            "uva_sparse_gather/count-partial-requests-3",
+            "uva_sparse_gather/minus-skip-all-flat",
+            "uva_sparse_gather/minus-half-flat",
+        ),
+        "any",
+        "torch2.5",
+    ),
+    Mutation(
+        "evenly spaced rows assumed",
+        _set(gather_transfer, "row_step", lambda pool: 1),
+        ("uva_sparse_gather/paged-interleaved-7", "uva_sparse_gather/flat-gap-656"),
+        "any",
+        "torch2.5",
+    ),
+    Mutation(
+        "float8 on the way",
+        _set(quantise, "_to_rows", lambda m, b: m.to(torch.float8_e4m3fn)),
+        ("quantize_blocks/int8_absmax-float32",),
+        "raises",
+    ),
+    Mutation(
+        "masked product given int64 counts",
+        _set(moe_ffn.normalise, "int32", lambda t: t.long()),
+        ("moe_expert_ffn/masked-bfloat16",),
+        "raises",
+    ),
 )
 
 
 def _run(mutation: Mutation, patch: pytest.MonkeyPatch | None) -> list[Outcome]:
     """The mutation's cases. The vendor build was judged before, so a mutated adapter cannot hide behind a self-test."""
     backend, device = open_backend("kunlun")
-    for op in ("kv_write", "uva_sparse_gather", "attend_paged", "sparse_attention", "moe_dispatch", "host_alloc", "index_topk"):
+    for op in (
+        "kv_write",
+        "uva_sparse_gather",
+        "attend_paged",
+        "sparse_attention",
+        "moe_dispatch",
+        "host_alloc",
+        "index_topk",
+    ):
         backend.offers(op, device)
     if patch is not None:
         mutation.apply(patch)

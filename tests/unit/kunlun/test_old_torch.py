@@ -1,4 +1,4 @@
-"""The backend on a torch 2.5-like process: newer names absent, no `list[int]` schemas, no Triton, `torch.ops._C` closed."""
+"""The backend in a torch 2.5-like process: newer names absent, no inferred schemas, no Triton, no `torch.ops._C`."""
 
 from __future__ import annotations
 

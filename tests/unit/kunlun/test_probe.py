@@ -50,6 +50,13 @@ def test_without_torch_xmlir_the_chip_is_absent(tmp_path: Path) -> None:
     assert "torch_xmlir is not installed" in found.reason
 
 
+def test_an_absent_chip_costs_no_torch_import() -> None:
+    code = "import sys; from baige_device.backends.kunlun import probe; probe.probe(); print('torch' in sys.modules)"
+    env = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
+
+
 def test_software_without_a_card_is_no_chip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chip: kunlun_emulator.STATE.__class__
 ) -> None:

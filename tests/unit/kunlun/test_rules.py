@@ -88,7 +88,9 @@ def test_what_claims_to_be_capturable_is(chip: Chip, op: str) -> None:
     ran = 0
     for case in all_cases([op]):
         params = {**case.params, "graph": True}
-        chosen = next((o for o in backend.offers(op, device) if o.available and o.supports(Need(op, "t", params))), None)
+        chosen = next(
+            (o for o in backend.offers(op, device) if o.available and o.supports(Need(op, "t", params))), None
+        )
         if chosen is None or case.tags or case.uses or "walk" in case.id:
             continue
         with strict_kit(capture=True):

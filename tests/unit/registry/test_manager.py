@@ -78,5 +78,5 @@ def test_every_hook_is_documented_and_no_hook_is_unknown() -> None:
     from baige_device.ops import OP_NAMES
 
     specs = {name: value for name, value in vars(hookspecs).items() if hasattr(value, "baige_device_spec")}
-    assert set(specs) == {"baige_hardware", "baige_probe", *OP_NAMES}
+    assert set(specs) == {"baige_hardware", "baige_probe", "baige_findings", *OP_NAMES}
     assert all((spec.__doc__ or "").strip() for spec in specs.values())

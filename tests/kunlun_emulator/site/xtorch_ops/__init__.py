@@ -1,4 +1,4 @@
-"""The Kunlun emulator's `xtorch_ops` (the old name of `kunlun_ops`): the kernels of the chosen profile, on CPU torch."""
+"""The Kunlun emulator's `xtorch_ops` (old name of `kunlun_ops`): kernels of the chosen profile, on CPU torch."""
 
 import _kunlun_emulator_path
 

@@ -1,0 +1,178 @@
+"""`moe_dispatch` and `moe_combine`: bytes over `all_to_all_single`, the vendor's sort, and `moe_post`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from baige_device.backends.kunlun import normalise, rows, vendor
+from baige_device.backends.kunlun.kv_write import HALF
+from baige_device.backends.kunlun.moe_sort import Sorted, live_choice, sort_by_expert, without_repeats
+from baige_device.errors import ContractError
+from baige_device.ops.fp8_all_gather.contract import group_rank_and_size
+from baige_device.ops.moe_dispatch.contract import ExpertBatch
+from baige_device.ops.moe_dispatch.exchange import agree, exchange_rows, join_columns, split_columns
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Handle", "moe_combine", "moe_dispatch", "weighted_sum"]
+
+_OP = "moe_dispatch"
+
+
+@dataclass(frozen=True)
+class Handle:
+    """How the rows travelled and where they lie, for the way back."""
+
+    group: ProcessGroup | None
+    tokens: int
+    sent: Tensor | None
+    """int64: the token of each row that this rank sent; None when the received rows are the tokens themselves."""
+    sends: list[int]
+    receives: list[int]
+    slots: Tensor | None = None
+    """int64 `[R, k]`: row of each choice in the layout, -1 for choices that are not here; None when flat."""
+    weights: Tensor | None = None
+    """fp32 `[R, k]`, 0 for choices that are not here; None when flat."""
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    scales: Tensor | None
+
+
+def moe_dispatch(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    num_experts: int,
+    layout: str,
+    max_tokens_per_rank: int,
+    group: ProcessGroup | None = None,
+    alignment: int = 1,
+    x_scales: Tensor | None = None,
+) -> ExpertBatch:
+    """See the contract. One row a (token, rank) crosses the link. One rank and `masked`: fixed shapes, no sync."""
+    rank, size = group_rank_and_size(group)
+    local = num_experts // size
+    ids, weights = without_repeats(topk_ids.to(torch.int32), topk_weights)
+    if size == 1 and layout != "flat":
+        agree(_OP, x.shape[0], max_tokens_per_rank, [x.shape[0]], group, x.device)
+        handle = Handle(group, x.shape[0], None, [], [])
+        arrived = _Arrived(x, ids, weights, x_scales)
+    else:
+        handle, arrived = _travel(x, ids, weights, x_scales, local, max_tokens_per_rank, group)
+    here = (arrived.ids >= 0) & (torch.div(arrived.ids, local, rounding_mode="floor") == rank)
+    ids = torch.where(here, arrived.ids - rank * local, -1)
+    weights = torch.where(here, arrived.weights, 0.0)
+    if layout == "flat":
+        counts = (ids.unsqueeze(2) == torch.arange(local, device=x.device)).sum((0, 1)).to(torch.int32)
+        return ExpertBatch(layout, arrived.x, counts, None, ids, weights, arrived.scales, handle)
+    return _by_expert(handle, layout, arrived, ids, weights, local, alignment, max_tokens_per_rank * size)
+
+
+def _travel(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    scales: Tensor | None,
+    local: int,
+    capacity: int,
+    group: ProcessGroup | None,
+) -> tuple[Handle, _Arrived]:
+    _, size = group_rank_and_size(group)
+    owners = torch.where(ids >= 0, torch.div(ids, local, rounding_mode="floor"), -1)
+    wanted = (owners.unsqueeze(0) == torch.arange(size, device=x.device).view(-1, 1, 1)).any(2)
+    sends: list[int] = normalise.host_copy(wanted.sum(1)).tolist()
+    receives = agree(_OP, x.shape[0], capacity, sends, group, x.device)
+    sent = wanted.nonzero()[:, 1]
+    columns = [x, ids, weights] if scales is None else [x, ids, weights, scales]
+    packed = exchange_rows(join_columns(columns)[sent], sends, receives, group)
+    x_in, ids_in, weights_in, *rest = split_columns(packed, columns)
+    arrived = _Arrived(x_in, ids_in, weights_in, rest[0] if rest else None)
+    return Handle(group, x.shape[0], sent, sends, receives), arrived
+
+
+def _by_expert(
+    handle: Handle,
+    layout: str,
+    arrived: _Arrived,
+    ids: Tensor,
+    weights: Tensor,
+    experts: int,
+    alignment: int,
+    expert_rows: int,
+) -> ExpertBatch:
+    order = _sort(arrived.x, ids, experts)
+    counts = order.starts.diff()
+    starts = None
+    if layout == "masked":
+        first = torch.arange(experts, device=ids.device) * expert_rows
+        shape: tuple[int, ...] = (experts, expert_rows)
+    else:
+        padded = torch.div(counts + alignment - 1, alignment, rounding_mode="floor") * alignment
+        starts = torch.nn.functional.pad(padded.cumsum(0), (1, 0)).to(torch.int32)
+        first = starts[:-1]
+        shape = (int(normalise.host_copy(starts[-1:])),)
+    expert = ids.clamp(min=0).long()
+    slots = torch.where(ids >= 0, first.long()[expert] + order.row_of - order.starts.long()[expert], -1)
+    laid = _lay_out(arrived.x, slots, shape)
+    scales = None if arrived.scales is None else _lay_out(arrived.scales, slots, shape)
+    handle = Handle(handle.group, handle.tokens, handle.sent, handle.sends, handle.receives, slots, weights)
+    return ExpertBatch(layout, laid, counts, starts, None, None, scales, handle)
+
+
+def _sort(x: Tensor, ids: Tensor, experts: int) -> Sorted:
+    """The vendor's order of the rows, which are moved as bytes later, so the kernel gets a narrow proxy."""
+    if ids.numel() == 0:
+        none = torch.zeros(ids.shape, dtype=torch.int32, device=x.device)
+        return Sorted(x[:0], none, torch.zeros(experts + 1, dtype=torch.int32, device=x.device))
+    return sort_by_expert(normalise.zeros((ids.shape[0], 64), torch.float16, x.device), ids, experts)
+
+
+def _lay_out(source: Tensor, slots: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Row r of `source` at every slot of its choices, zeros elsewhere; `[*shape, W]`."""
+    laid = torch.zeros(*shape, source.shape[1], dtype=source.dtype, device=source.device)
+    flat = rows.as_bytes(laid.view(-1, 1, source.shape[1]))
+    moved = rows.as_bytes(source).unsqueeze(1).expand(-1, slots.shape[1], -1)
+    rows.put_rows(flat, slots.flatten(), moved.reshape(slots.numel(), flat.shape[2]))
+    return laid
+
+
+def moe_combine(y: Tensor, batch: ExpertBatch, *, out: Tensor | None = None) -> Tensor:
+    """See the contract. Partial sums of several ranks travel in y's dtype and are added in fp32."""
+    handle: Handle = batch.handle
+    if out is not None and out.shape[0] != handle.tokens:
+        raise ContractError("moe_combine", "out.shape[0]", f"{handle.tokens} dispatched tokens", str(out.shape[0]))
+    reduced = y
+    if handle.slots is not None and handle.weights is not None:
+        reduced = weighted_sum(y.reshape(-1, y.shape[-1]), handle.slots, handle.weights)
+    if handle.sent is not None:
+        home = exchange_rows(reduced, handle.receives, handle.sends, handle.group)
+        total = torch.zeros(handle.tokens, y.shape[-1], dtype=torch.float32, device=y.device)
+        reduced = total.index_add_(0, handle.sent, home.float()).to(y.dtype)
+    return reduced if out is None else out.copy_(reduced)
+
+
+def weighted_sum(y: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+    """`[R, H]`: sum over a token's choices of weight · `y[slot]`; slots int `[R, k]`, -1 is no choice."""
+    live = slots >= 0
+    result = normalise.zeros((slots.shape[0], y.shape[1]), y.dtype, y.device)
+    if 0 in y.shape or slots.numel() == 0:
+        return result
+    index = live_choice(slots, live)
+    gates = normalise.dense(torch.where(live, weights, 0.0))
+    if y.dtype in HALF:
+        ones = torch.ones_like(gates)
+        vendor.kernel_module().moe_post(normalise.dense(y), normalise.int32(index), gates, ones, result)
+    else:
+        result = (y[index.long()].float() * gates.unsqueeze(2)).sum(1).to(y.dtype)
+    return torch.where(live.any(1, keepdim=True), result, 0.0)
