@@ -259,7 +259,7 @@ def fill_overlay(overlay: Path, base: Path, version: str, engine: str, lock: int
 
 def link_programs(source: Path, target: Path) -> None:
     """Put compiled programs of packages (ruff, ninja) beside the interpreter, where their packages look for them."""
-    for program in source.iterdir():
+    for program in filter(Path.is_file, source.iterdir()):
         with program.open("rb") as file:
             compiled = file.read(4) == b"\x7fELF"
         if compiled and not program.name.startswith("python"):

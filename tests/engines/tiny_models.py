@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from baige_device.cli.demo_model import default_cache_dir, prepare_smollm2, publish
+from baige_device.cli.demo_model import default_cache_dir, prepare_smollm2, prepare_transformers, publish
 
 OUTPUT_TOKENS = 16
 MIN_LOGIT_MARGIN = 2e-3  # between best and second: rounding in an engine moves float32 logits by about 1e-5
@@ -137,6 +137,7 @@ def model_path(name: str) -> Path:
     key = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     target = default_cache_dir() / "models" / f"test-{name}-{key}"
     if not target.exists():
+        prepare_transformers()
         with publish(target) as unfinished:
             if name == "smollm2":
                 make_smollm2(unfinished)

@@ -1,6 +1,6 @@
-"""A platform of someone else, as a vendor would ship it: host tensors, its own backend by default, nothing of our mounts.
+"""A platform of someone else, as a vendor would ship it: host tensors, its own backend by default, none of our mounts.
 
-It borrows device queries from ours, but activates nothing: what the tests see is the general plugin and the attention
+Nothing of it activates baige-device: what the tests see is the general plugin and the attention
 backend alone. The internal state carries the activation, so that a test can read it.
 """
 

@@ -28,9 +28,7 @@ def test_ranks_that_differ_fail_on_both(tmp_path: Path) -> None:
         modules={"differ_plugin": DIFFER},
     )
     path = os.pathsep.join([site, str(ROOT)])
-    done = run(
-        "generate", str(model_path("deepseek_v3")), '{"tp_size": 2}', BAIGE_BACKEND="reference", PYTHONPATH=path
-    )
+    done = run("generate", str(model_path("deepseek_v3")), '{"tp_size": 2}', BAIGE_BACKEND="reference", PYTHONPATH=path)
     assert done.status != 0
     assert "RankMismatch: activation records differ at settings_hash: rank 0 has" in done.log
 

@@ -1,8 +1,9 @@
 """Start vLLM on a model, generate for the cases of its expected.json, and print one JSON line.
 
-    python -m tests.engines.vllm.generate MODEL [--options JSON] [--break MODULE:NAME] [--metrics PORT]
+    python -m tests.engines.vllm.generate MODEL [--options JSON] [--cases N] [--break MODULE:NAME] [--metrics PORT]
 
-`--options` are keyword arguments of `vllm.LLM`. `--break` deletes a name of the host before the engine starts.
+`--options` are keyword arguments of `vllm.LLM`. `--cases` takes the first N only. `--break` deletes a name of the host
+before the engine starts.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def main() -> None:
     from vllm import LLM
 
     llm = LLM(model=arguments.model, **options)
-    answer = {"tokens": generate(llm, cases(arguments.model)), "reports": llm.collective_rpc("baige_report")}
+    tokens = generate(llm, cases(arguments.model)[: arguments.cases])
+    answer = {"tokens": tokens, "reports": llm.collective_rpc("baige_report")}
     if arguments.metrics:
         with urllib.request.urlopen(f"http://127.0.0.1:{arguments.metrics}/metrics", timeout=10) as page:
             answer["metrics"] = page.read().decode()
@@ -50,6 +52,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--options", type=json.loads, default={})
+    parser.add_argument("--cases", type=int, default=None)
     parser.add_argument("--break", dest="breaks", default="")
     parser.add_argument("--metrics", type=int, default=0)
     return parser.parse_args()

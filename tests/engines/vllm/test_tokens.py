@@ -91,8 +91,8 @@ def test_collectives_with_a_row_count_per_rank(data_parallel: Run) -> None:
 def test_attention_by_name_on_the_platform_of_another(tmp_path: Path) -> None:
     options = json.dumps({"attention_backend": "BAIGE"})
     path = os.pathsep.join([vendor_platform(tmp_path), str(ROOT)])
-    answer = generate("smollm2", "--options", options, BAIGE_BACKEND="auto", PYTHONPATH=path)
-    assert answer["tokens"] == expected("smollm2")
+    answer = generate("smollm2", "--cases", "3", "--options", options, BAIGE_BACKEND="auto", PYTHONPATH=path)
+    assert answer["tokens"] == expected("smollm2")[:3]
     (report,) = answer["reports"]
     assert called(report) == {"attend_paged", "kv_write"}
     assert report["record"]["reason"] == "no accelerator is present"
