@@ -100,12 +100,12 @@ def server_arguments(engine: Engine, model: Path, port: int) -> list[str]:
         *("-m", "sglang.launch_server", "--model-path", str(model), "--served-model-name", MODEL_NAME),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"),
         *("--context-length", str(_CONTEXT_TOKENS), "--max-total-tokens", str(2 * _CONTEXT_TOKENS)),
-        *("--max-running-requests", "4", "--mem-fraction-static", "0.05", "--skip-server-warmup"),
+        *("--max-running-requests", "4", "--mem-fraction-static", "0.5", "--skip-server-warmup"),
     ]
 
 
 def _table(calls: dict[str, int]) -> Table:
-    table = Table("op", "calls", title="Calls through the op table", title_justify="left")
+    table = Table("op", "calls through the op table")
     for op, count in sorted(calls.items(), key=lambda item: -item[1]):
         if count:
             table.add_row(op, f"{count:,}")

@@ -19,7 +19,7 @@ from baige_device.settings import Settings, load_settings
 
 __all__ = ["Diagnosis", "Finding", "diagnose"]
 
-_LEDGERS = {"vllm": "baige_device.engines.vllm.ledger", "sglang": "baige_device.engines.sglang.ledger"}
+_ENGINES = {"vllm": "baige_device.engines.vllm", "sglang": "baige_device.engines.sglang"}
 _GIB = 1 << 30
 
 
@@ -60,8 +60,10 @@ def diagnose(*, mounts: bool = True) -> Diagnosis:
         settings = Settings.model_construct()
     found.settings = settings.model_dump()
     _diagnose_backends(found, settings)
-    for name, path in _LEDGERS.items():
-        _diagnose_engine(found, name, importlib.import_module(path).LEDGER, mounts)
+    for name, path in _ENGINES.items():
+        _diagnose_engine(found, name, importlib.import_module(f"{path}.ledger").LEDGER, mounts)
+        if settings.enabled and found.engines[-1]["installed"]:
+            _diagnose_platform(found, importlib.import_module(f"{path}.activate"))
     _diagnose_memory(found)
     return found
 
@@ -126,6 +128,7 @@ def _diagnose_engine(found: Diagnosis, name: str, ledger: Ledger, mounts: bool) 
         "accepted": ledger.window.accepted,
         "targets": f"{len(ledger.rows)} in the ledger",
         "missing": [],
+        "platform": "",
     }
     found.engines.append(entry)
     if installed is None:
@@ -143,6 +146,15 @@ def _diagnose_engine(found: Diagnosis, name: str, ledger: Ledger, mounts: bool) 
             Finding(target=state.row.target, feature=state.row.feature, error=state.error) for state in missing
         ]
         found.problems += [state.error for state in missing]
+
+
+def _diagnose_platform(found: Diagnosis, activate: Any) -> None:
+    try:
+        found.engines[-1]["platform"] = activate.describe_platform()
+    except BaigeError as error:
+        found.engines[-1]["platform"] = "none can be provided"
+        if str(error) not in found.problems:
+            found.problems.append(str(error))
 
 
 def _diagnose_memory(found: Diagnosis) -> None:

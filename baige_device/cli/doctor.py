@@ -96,10 +96,12 @@ def _findings(diagnosis: Diagnosis) -> Table:
 
 
 def _engines(diagnosis: Diagnosis) -> Table:
-    table = Table("engine", "installed", "window", "targets", "missing", title="Engines", title_justify="left")
+    columns = ("engine", "installed", "window", "platform", "targets", "missing")
+    table = Table(*columns, title="Engines", title_justify="left")
     for item in diagnosis.engines:
         missing = "\n".join(_finding(finding) for finding in item["missing"])
-        table.add_row(item["name"], item["installed"] or "-", item["accepted"], item["targets"], escape(missing))
+        installed, platform = item["installed"] or "-", escape(item["platform"])
+        table.add_row(item["name"], installed, item["accepted"], platform, item["targets"], escape(missing))
     return table
 
 

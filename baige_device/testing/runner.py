@@ -19,7 +19,7 @@ from baige_device.registry.manager import Backend, Source, load_backend, sources
 from baige_device.registry.offers import DeviceInfo
 from baige_device.registry.resolve import Resolution, resolve
 from baige_device.registry.table import OpTable
-from baige_device.testing.cases import Case, Trial, all_cases
+from baige_device.testing.cases import Case, all_cases
 from baige_device.testing.lab import Lab
 from baige_device.testing.large import memory_refusal
 
@@ -177,8 +177,6 @@ class Runner:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, OpUnsupported):
             reason = f"refused by the call instead of by supports(): {error}"
-        if isinstance(case.run, Trial) and not isinstance(error, AssertionError):
-            reason = f"raised {reason}"
         trace = "".join(traceback.format_exception(error))
         return Outcome(case.op, case.id, "failed", tier, reason, float("inf"), seconds, trace)
 

@@ -1,4 +1,4 @@
-"""The tiny DeepSeek models in the shapes that Kunlun's kernels take, with greedy tokens that 16-bit rounding leaves alone.
+"""The tiny DeepSeek models in shapes that Kunlun's kernels take, with greedy tokens that 16-bit rounding leaves alone.
 
     python -m tests.engines.kunlun_models NAME     # prints the model's directory; run inside an engine environment
 
@@ -83,7 +83,7 @@ def make(name: str, out: Path) -> None:
 
 
 def soften(model: Any) -> None:
-    """Let no single key decide: rounding swaps keys at the edge of an index top-k, which then moves the logits little."""
+    """Let no single key decide: rounding swaps keys at the edge of an index top-k, which shall move logits little."""
     import torch
 
     with torch.no_grad():

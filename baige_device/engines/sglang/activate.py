@@ -12,13 +12,14 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
+from baige_device.engines.chips import defers, describe, gets_our_platform, worth_probing
 from baige_device.engines.sglang.compat import WINDOW
-from baige_device.errors import BackendError, BaigeError, MountError
+from baige_device.errors import BackendError, MountError
 from baige_device.registry.choice import choose
-from baige_device.registry.manager import BUILT_IN, sources
+from baige_device.registry.manager import sources
 from baige_device.settings import load_settings
 
-__all__ = ["ENTRY_POINT", "mount", "platform_backend", "platform_path"]
+__all__ = ["ENTRY_POINT", "describe_platform", "mount", "platform_backend", "platform_path"]
 
 logger = logging.getLogger("baige_device")
 
@@ -34,28 +35,38 @@ def platform_path() -> str | None:
     return _loudly(_platform_path)
 
 
+def describe_platform() -> str:
+    """Whose platform SGLang gets from the plugins that are installed, for `doctor`. Asks them all, as SGLang does.
+
+    Raises:
+        BaigeError: what would stop the start.
+    """
+    named = os.environ.get("SGLANG_PLATFORM", ENTRY_POINT)
+    if named != ENTRY_POINT:
+        return describe(None, [f"{named!r} (SGLANG_PLATFORM)"])
+    return describe(_platform_path(), _other_platforms())
+
+
 def mount() -> None:
     """Mount into this process: everything on our platform, the name of our attention backend elsewhere."""
     _loudly(_mount)
 
 
 def platform_backend() -> str | None:
-    """The backend whose platform we provide: `reference` when it is asked for by name, or an outside chip that is
-    named or found. Never for CUDA, whose optimisations mount into SGLang's own platform; Kunlun's platform joins here.
+    """The backend whose platform we provide: `reference` when it is asked for by name, Kunlun, or an outside chip that
+    is named or found. Never for CUDA, whose optimisations mount into SGLang's own platform.
 
     Raises:
         BackendError: the named backend is broken or absent, or a chip is in the machine and its plugin is broken.
     """
     name = load_settings().backend
-    if name == "reference":
-        return name
-    if name == "auto":
-        outside = [source for source in sources() if source.name not in BUILT_IN]
-        # Built-in chips are not probed here: their platforms are not ours, and this runs while SGLang is imported.
-        reference = [source for source in sources() if source.name == "reference"]
-        chosen = choose("auto", [*outside, *reference]).backend.name if outside else "reference"
-        return None if chosen == "reference" else chosen
-    return None if name in (*BUILT_IN, "off") else choose(name).backend.name
+    if name == "auto" and worth_probing():
+        # CUDA is not probed: its platform is not ours, and this runs while SGLang is imported.
+        found = choose(name, [source for source in sources() if gets_our_platform(source.name)]).backend.name
+        return None if found == "reference" else found
+    if name in ("auto", "off") or not gets_our_platform(name):
+        return None
+    return name if name == "reference" else choose(name).backend.name
 
 
 def _platform_path() -> str | None:
@@ -70,14 +81,19 @@ def _platform_path() -> str | None:
         return None
     WINDOW.check()
     others = _other_platforms()
-    if others and load_settings().backend == "auto":
-        logger.info("platform plugin %s is active; baige-device leaves SGLang's platform to it", others[0])
+    if others and defers(load_settings().backend, backend):
+        logger.info(
+            "platform plugin %s is active; baige-device (backend %s) leaves SGLang's platform to it and mounts "
+            "through the general plugin only",
+            others[0],
+            backend,
+        )
         return None
     if others:
         raise MountError(
             f"sglang: two plugins want the platform: {ENTRY_POINT!r} (baige-device, BAIGE_BACKEND="
-            f"{load_settings().backend}) and {', '.join(others)}; SGLANG_PLATFORM=NAME decides (ours is {ENTRY_POINT}), "
-            "BAIGE_BACKEND=off withdraws ours"
+            f"{load_settings().backend}) and {', '.join(others)}; SGLANG_PLATFORM=NAME decides (for ours "
+            f"SGLANG_PLATFORM={ENTRY_POINT}), BAIGE_BACKEND=off withdraws ours"
         )
     return _PLATFORM
 
@@ -125,6 +141,7 @@ def _mount() -> None:
 def _loudly(function: Callable[[], T]) -> T:
     try:
         return function()
-    except BaigeError as error:
+    except Exception as error:  # whatever it is, SGLang would log it and start without us
         logger.critical("baige-device cannot be used", exc_info=True)
-        raise SystemExit(f"baige-device: {type(error).__name__}: {error}") from error
+        remedy = "" if "BAIGE_BACKEND=off" in str(error) else " (BAIGE_BACKEND=off starts without baige-device)"
+        raise SystemExit(f"baige-device: {type(error).__name__}: {error}{remedy}") from error

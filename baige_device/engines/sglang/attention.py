@@ -18,7 +18,7 @@ from baige_device.ops.attend_paged.contract import FLOATS
 __all__ = ["BaigeAttention", "pages"]
 
 
-class BaigeAttention(AttentionBackend):  # type: ignore[misc]
+class BaigeAttention(AttentionBackend):
     """One instance a model runner. SGLang reads both pools from it."""
 
     use_mha = False
@@ -26,6 +26,7 @@ class BaigeAttention(AttentionBackend):  # type: ignore[misc]
 
     def __init__(self, runner: Any, activation: Activation) -> None:
         super().__init__()
+        self.forward_metadata: RaggedBatch | None = None
         self.req_to_token_pool = runner.req_to_token_pool
         self.token_to_kv_pool = runner.token_to_kv_pool
         self.ops = activation.ops
@@ -76,14 +77,12 @@ class BaigeAttention(AttentionBackend):  # type: ignore[misc]
     ) -> Tensor:
         """Write the new rows, attend, and return `[T, H·Dv]`."""
         _refuse_unknown_arguments(unknown)
-        batch: RaggedBatch = self.forward_metadata
+        batch = self.forward_metadata
+        assert batch is not None, "SGLang prepares every step but an idle one, and runs no layer in that"
         q = _queries(q, q_rope, layer)
         if save_kv_cache and k is not None:
             self._write(k, v, k_rope, layer, batch)
-        if topk_indices is None:
-            out = self._dense(q, layer, batch)
-        else:
-            out = self._sparse(q, topk_indices, layer, batch)
+        out = self._dense(q, layer, batch) if topk_indices is None else self._sparse(q, topk_indices, layer, batch)
         return out.view(q.shape[0], -1)
 
     forward_decode = forward_extend

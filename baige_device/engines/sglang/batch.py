@@ -27,7 +27,7 @@ class RaggedBatch:
     slots: Tensor
     """`[T']`: where the new tokens' rows go, -1 for padding."""
     requests: Tensor
-    """int64 `[T]`: the request of each token."""
+    """int64 `[T']`: the request of each token, 0 for padding."""
     page_tokens: int
     max_query_tokens: int
     max_seq_tokens: int
@@ -49,7 +49,9 @@ def make_batch(forward_batch: Any, req_to_token: Tensor, page_tokens: int) -> Ra
     """
     mode = forward_batch.forward_mode
     if forward_batch.spec_info is not None or mode.is_target_verify():
-        raise MountError("sglang: attention backend baige: expected no speculative decoding, got a batch with spec_info")
+        raise MountError(
+            "sglang: attention backend baige: speculative decoding: expected none, got a batch with spec_info"
+        )
     seq_lens = forward_batch.seq_lens
     requests = seq_lens.shape[0]
     host_lens = seq_lens if forward_batch.seq_lens_cpu is None else forward_batch.seq_lens_cpu
@@ -64,13 +66,14 @@ def make_batch(forward_batch: Any, req_to_token: Tensor, page_tokens: int) -> Ra
         tokens, max_query = sum(host_q_lens), max(host_q_lens, default=0)
         q_starts = torch.nn.functional.pad(q_lens.cumsum(0, dtype=torch.int32), (1, 0))
     pages = req_to_token[:, :max_seq:page_tokens][forward_batch.req_pool_indices]
-    order = torch.arange(requests, device=seq_lens.device)
+    owners = torch.arange(requests, device=seq_lens.device).repeat_interleave(q_lens, output_size=tokens)
+    padding = max(forward_batch.out_cache_loc.shape[0] - tokens, 0)
     return RaggedBatch(
         block_table=pages // page_tokens if page_tokens > 1 else pages,
         q_starts=q_starts,
         seq_lens=seq_lens,
         slots=write_slots(forward_batch.out_cache_loc),
-        requests=order.repeat_interleave(q_lens, output_size=tokens),
+        requests=torch.nn.functional.pad(owners, (0, padding)),
         page_tokens=page_tokens,
         max_query_tokens=max_query,
         max_seq_tokens=max_seq,

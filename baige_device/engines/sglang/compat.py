@@ -10,14 +10,18 @@ from baige_device.errors import MountError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from baige_device.settings import Settings
+
 __all__ = [
     "KV_POOLS",
     "WINDOW",
+    "attention_is_ours",
     "cpu_group",
     "engine_label",
     "host_rank",
     "kv_pool_kind",
     "resolved",
+    "split_cores",
     "window_tokens",
     "write_slots",
 ]
@@ -86,3 +90,15 @@ def cpu_group() -> Any:
 def write_slots(out_cache_loc: Tensor) -> Tensor:
     """The slots for `kv_write`: SGLang sends padded tokens to its dummy slot 0, many times; the op has -1 for them."""
     return out_cache_loc.masked_fill(out_cache_loc == 0, -1)
+
+
+def attention_is_ours(settings: Settings) -> bool:
+    """False when the user leaves dense attention or the cache writes to SGLang."""
+    return all(settings.ops.get(op) != "off" for op in ("attend_paged", "kv_write"))
+
+
+def split_cores(cores: list[int], ranks: int) -> str:
+    """`0,1|2,3`: the cores of each rank; ranks share cores when there are too few."""
+    share = max(1, len(cores) // ranks)
+    groups = [[cores[(rank * share + i) % len(cores)] for i in range(share)] for rank in range(ranks)]
+    return "|".join(",".join(map(str, group)) for group in groups)

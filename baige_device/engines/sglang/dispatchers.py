@@ -12,7 +12,7 @@ from sglang.srt.layers.moe.token_dispatcher.base import (
     DispatchOutputFormat,
 )
 from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput, StandardDispatcher
-from sglang.srt.runtime_context import get_schedule
+from sglang.srt.runtime_context import get_schedule, process_model_config
 from torch import Tensor
 
 from baige_device.engines.sglang.needs import MOE_LAYOUT
@@ -47,7 +47,7 @@ class Combine(NamedTuple):
         return CombineInputFormat.STANDARD
 
 
-class LocalDispatcher(StandardDispatcher):  # type: ignore[misc]
+class LocalDispatcher(StandardDispatcher):
     """Without an all-to-all: every rank holds all tokens, computes its own experts, and SGLang sums over the ranks."""
 
     def __init__(self, config: Any, ops: OpTable) -> None:
@@ -74,7 +74,7 @@ class LocalDispatcher(StandardDispatcher):  # type: ignore[misc]
         return out
 
 
-class TokenDispatcher(BaseDispatcher):  # type: ignore[misc]
+class TokenDispatcher(BaseDispatcher):
     """With an all-to-all: every rank holds its own tokens and sends each to the ranks of its experts."""
 
     def __init__(self, config: Any, ops: OpTable, group: Any) -> None:
@@ -107,10 +107,13 @@ class TokenDispatcher(BaseDispatcher):  # type: ignore[misc]
 
 
 def capacity_tokens() -> int:
-    """The most tokens a rank can bring to one step, from limits that are equal on all ranks."""
+    """The most tokens a rank can bring to one step, from limits that are equal on all ranks.
+
+    Without chunked prefill a single request may exceed `max_prefill_tokens`, up to the context length.
+    """
     schedule = get_schedule()
     limits = (schedule.max_prefill_tokens, schedule.chunked_prefill_size, schedule.max_running_requests)
-    return max(int(limit or 0) for limit in limits)
+    return max(int(process_model_config().context_len), *(int(limit or 0) for limit in limits))
 
 
 @functools.lru_cache(maxsize=1)

@@ -32,7 +32,7 @@ def register(make_attention: Callable[[Any], Any]) -> None:
 
 
 def keep_model_dtype(server_args: Any) -> None:
-    """SGLang turns the KV dtype `auto` of DSA models into bf16 or fp8 by CUDA capability; for us it stays the model's."""
+    """SGLang turns a DSA model's KV dtype `auto` into bf16 or fp8 by CUDA capability; for us it stays the model's."""
     from sglang.srt.arg_groups.overrides import declare_resolution
 
     from baige_device.engines.sglang.compat import resolved

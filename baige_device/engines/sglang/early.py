@@ -71,7 +71,7 @@ def _declare_torchvision_ops(package: Path) -> None:
 
 
 def _install_triton_stub(file: Path) -> None:
-    """Run SGLang's installer as on the Apple host that it asks for; of what it installs only the triton part is used."""
+    """Run SGLang's installer as on the Apple host that it asks for; only its triton part is used."""
     import torch
 
     if not file.is_file():
@@ -89,9 +89,10 @@ def _install_triton_stub(file: Path) -> None:
     stubs.sys = types.SimpleNamespace(platform="darwin", modules=sys.modules, meta_path=sys.meta_path)
     stubs.platform = types.SimpleNamespace(machine=lambda: "arm64")
     stubs._patch_non_blocking = lambda: None
-    real = torch.backends.mps.is_available
-    torch.backends.mps.is_available = lambda: True
+    mps: Any = torch.backends.mps
+    real = mps.is_available
+    mps.is_available = lambda: True
     try:
         stubs.install_platform_stubs()
     finally:
-        torch.backends.mps.is_available = real
+        mps.is_available = real

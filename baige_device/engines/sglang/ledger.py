@@ -22,6 +22,8 @@ MOE_CLASS = f"{_SRT}.layers.moe.ep_moe.layer:get_moe_impl_class"
 CPU_COLLECTIVES = f"{_SRT}.distributed.parallel_state:_is_cpu"
 CPU_PINNING = f"{_SRT}.model_executor.forward_batch_info:_is_cpu"
 DP_MEMCPY = f"{_SRT}.layers.dp_attention:memcpy_func"
+BITMASK_OF_REQUEST = f"{_SRT}.constrained.xgrammar_backend:XGrammarGrammar.apply_vocab_mask"
+BITMASK_OF_BACKEND = f"{_SRT}.constrained.xgrammar_backend:XGrammarGrammarBackend.apply_vocab_mask"
 CAPABILITY = "torch.cuda:get_device_capability"
 
 ATTENTION_REGISTRY = f"{_SRT}.layers.attention.attention_registry:register_attention_backend"
@@ -42,6 +44,9 @@ def _patch(target: str, feature: str, why: str, remove_when: str) -> Row:
     return Row(target, "patch", why, _ALL, remove_when, feature)
 
 
+_NO_TRITON = "constrained decoding: masks are applied by a Triton kernel, which a chip without Triton cannot run"
+_ASKS_TRITON = "the backend asks PlatformCapabilities.supports_triton"
+
 LEDGER = Ledger(
     "sglang",
     WINDOW,
@@ -58,7 +63,7 @@ LEDGER = Ledger(
         ),
         _seam(OOT_FORWARD, "platform", "expert computation and the DSA indexer run through our ops"),
         _seam(INDEX_KEYS, "dsa", "index keys are kept unquantised in our DSA pool"),
-        _seam(TRITON_STUB, "early", "SGLang's own triton stub serves hosts without triton (see baige_device_sglang.pth)"),
+        _seam(TRITON_STUB, "early", "SGLang's own triton stub, on hosts without triton (by baige_device_sglang.pth)"),
         _patch(
             LOAD_MODEL,
             "platform",
@@ -109,6 +114,8 @@ LEDGER = Ledger(
             "that step and only where torch has no CUDA",
             "the step asks the platform",
         ),
+        _patch(BITMASK_OF_REQUEST, "grammar", _NO_TRITON, _ASKS_TRITON),
+        _patch(BITMASK_OF_BACKEND, "grammar", _NO_TRITON, _ASKS_TRITON),
     ),
 )
 

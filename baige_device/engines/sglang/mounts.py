@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from baige_device.engines.sglang import dsa, moe, names
+from baige_device.engines.sglang import dsa, grammar, moe, names
+from baige_device.engines.sglang.compat import attention_is_ours, resolved
 from baige_device.engines.sglang.ledger import (
     CAPABILITY,
     CPU_COLLECTIVES,
@@ -47,6 +48,8 @@ def install() -> None:
     dsa.register(names.make_attention)
     if moe.is_ours(settings):
         moe.install()
+    if current_platform.masks_in_torch:
+        grammar.install()
 
 
 def verify_worker() -> None:
@@ -57,16 +60,18 @@ def verify_worker() -> None:
     """
     from sglang.srt.platforms import current_platform
 
-    verify(features(load_settings(), current_platform.device_type))
+    verify(features(load_settings(), current_platform))
 
 
-def features(settings: Settings, device_type: str) -> list[str]:
+def features(settings: Settings, platform: Any) -> list[str]:
     """The ledger's features that `install` applies."""
     wanted = ["names", "platform"]
-    if device_type == "cpu":
+    if platform.device_type == "cpu":
         wanted.append("cpu")
     if moe.is_ours(settings):
         wanted.append("moe")
+    if platform.masks_in_torch:
+        wanted.append("grammar")
     return wanted
 
 
@@ -74,7 +79,8 @@ def _before_load_model(runner: Any) -> None:
     from baige_device.engines.sglang.worker import activate_worker
 
     verify_worker()
-    activate_worker(runner)
+    settings = load_settings()
+    activate_worker(runner, attention=attention_is_ours(settings), experts=moe.is_ours(settings))
 
 
 def _after_internal_state(output: Any, scheduler: Any, request: Any) -> None:
@@ -99,7 +105,7 @@ def _resolve_cpu(server_args: Any, previous: Any) -> None:
     """Replaces the step: the attention backend is left to `get_default_attention_backend`."""
     from sglang.srt.arg_groups.overrides import declare_resolution
 
-    if resolved_device(server_args) == "cpu":
+    if resolved(server_args).device == "cpu":
         declare_resolution(server_args, "baige_device", sampling_backend="pytorch")
 
 
@@ -112,12 +118,6 @@ def _resolve_model(server_args: Any, previous: Any) -> None:
     with swapped(CAPABILITY, lambda device=None: _ASSUMED_CAPABILITY):
         previous(server_args)
     dsa.keep_model_dtype(server_args)
-
-
-def resolved_device(server_args: Any) -> str:
-    from baige_device.engines.sglang.compat import resolved
-
-    return str(resolved(server_args).device)
 
 
 def _mount_cpu() -> None:

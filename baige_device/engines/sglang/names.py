@@ -39,7 +39,7 @@ def make_attention(runner: Any) -> Any:
     from baige_device.engines.sglang.attention import BaigeAttention
     from baige_device.engines.sglang.worker import activate_worker
 
-    return BaigeAttention(runner, activate_worker(runner))
+    return BaigeAttention(runner, activate_worker(runner, attention=True, experts=False))
 
 
 def _absorbed(attention: Any, forward_batch: Any) -> Any:

@@ -11,8 +11,8 @@ __all__ = ["MOE_LAYOUT", "model_needs"]
 MOE_LAYOUT = "expert_major"
 
 
-def model_needs(runner: Any, *, with_moe: bool) -> list[Need]:
-    """The needs of one worker, with head counts per rank."""
+def model_needs(runner: Any, *, attention: bool, experts: bool) -> list[Need]:
+    """The needs of one worker, with head counts per rank; `attention` and `experts`: which of them are ours."""
     from sglang.srt.configs.model_config import AttentionArch, is_deepseek_dsa
     from sglang.srt.runtime_context import get_parallel
 
@@ -21,7 +21,8 @@ def model_needs(runner: Any, *, with_moe: bool) -> list[Need]:
     dtype = str(config.dtype).removeprefix("torch.")
     who = f"{(config.hf_config.architectures or ['the model'])[0]} in SGLang"
     heads = int(config.get_num_attention_heads(tp))
-    if config.attention_arch == AttentionArch.MLA:
+    mla = config.attention_arch == AttentionArch.MLA
+    if mla:
         size, v_size, groups = config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank, 1
     else:
         size, v_size, groups = config.head_dim, config.v_head_dim, int(config.get_num_kv_heads(tp))
@@ -32,16 +33,18 @@ def model_needs(runner: Any, *, with_moe: bool) -> list[Need]:
         "num_q_heads": heads,
         "num_kv_heads": groups,
     }
-    needs = [Need("kv_write", who, {"dtype": dtype, "head_size": int(size), "num_kv_heads": groups})]
+    write = Need("kv_write", who, {"dtype": dtype, "head_size": int(size), "num_kv_heads": groups})
+    needs = []
     if is_deepseek_dsa(config.hf_config):
+        needs.append(write)
         topk = int(config.hf_config.index_topk)
         needs.append(Need("sparse_attention", who, {**shape, "topk": topk, "kv_format": "plain"}))
         index = {"dtype": dtype, "head_size": int(config.hf_config.index_head_dim), "topk": topk}
         needs.append(Need("index_topk", who, {**index, "num_q_heads": int(config.hf_config.index_n_heads)}))
-    else:
+    elif attention or mla:  # SGLang has no MLA of its own without an accelerator
         window = int(config.sliding_window_size or 0)
-        needs.append(Need("attend_paged", who, {**shape, "window": window}))
-    if with_moe and _routed_experts(config.hf_text_config):
+        needs += [write, Need("attend_paged", who, {**shape, "window": window})]
+    if experts and _routed_experts(config.hf_text_config):
         needs += [Need(op, who, {"dtype": dtype, "layout": MOE_LAYOUT}) for op in _MOE_OPS]
     return needs
 

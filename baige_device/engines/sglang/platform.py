@@ -16,9 +16,10 @@ from sglang.srt.platforms.device_mixin import DeviceMixin, PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
 from baige_device.engines.sglang import names
+from baige_device.engines.sglang.compat import attention_is_ours, split_cores
 from baige_device.engines.sglang.ledger import LEDGER, PLATFORM
 from baige_device.registry.choice import Chosen, choose
-from baige_device.settings import Settings, load_settings
+from baige_device.settings import load_settings
 
 __all__ = ["DISPATCH_KEY", "BaigePlatform", "is_ours"]
 
@@ -114,9 +115,19 @@ class BaigePlatform(BaigeDevice, SRTPlatform):
         LEDGER.note_seam(PLATFORM)
         names.add_choice()
 
+    @property
+    def masks_in_torch(self) -> bool:
+        """Whether grammar masks are applied in plain torch: the chip runs neither Triton nor JIT-compiled kernels."""
+        return _chosen().device.facts.get("triton") is False
+
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Two ranks on one NUMA node of a CPU need their cores named; children inherit the environment."""
-        ranks = server_args.tp_size * server_args.pp_size
+        """The chip's page size, and the cores of several ranks on one NUMA node of a CPU (children inherit them)."""
+        page_tokens = _chosen().device.facts.get("page_tokens")
+        if page_tokens and server_args.page_size is None:
+            server_args.page_size = int(page_tokens)
+        if self.device_type != "cpu" and server_args.sampling_backend is None:
+            server_args.sampling_backend = "pytorch"  # the default, flashinfer, is compiled for CUDA
+        ranks = server_args.dp_size * server_args.tp_size * server_args.pp_size
         if self.device_type == "cpu" and ranks > 1 and not os.environ.get(_OMP_BIND):
             os.environ[_OMP_BIND] = split_cores(sorted(os.sched_getaffinity(0)), ranks)
 
@@ -141,15 +152,3 @@ class BaigePlatform(BaigeDevice, SRTPlatform):
         from baige_device.engines.sglang.mounts import verify_worker
 
         verify_worker()
-
-
-def attention_is_ours(settings: Settings) -> bool:
-    """False when the user leaves dense attention or the cache writes to SGLang."""
-    return all(settings.ops.get(op) != "off" for op in ("attend_paged", "kv_write"))
-
-
-def split_cores(cores: list[int], ranks: int) -> str:
-    """`0,1|2,3`: the cores of each rank; ranks share cores when there are too few."""
-    share = max(1, len(cores) // ranks)
-    groups = [[cores[(rank * share + i) % len(cores)] for i in range(share)] for rank in range(ranks)]
-    return "|".join(",".join(map(str, group)) for group in groups)

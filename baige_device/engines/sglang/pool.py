@@ -13,7 +13,7 @@ from baige_device.errors import MountError
 __all__ = ["BaigeDsaPool", "PlainIndexKeys"]
 
 
-class PlainIndexKeys(IndexKeyCache):  # type: ignore[misc]
+class PlainIndexKeys(IndexKeyCache):
     """Index keys in the pool's dtype, `[P, N, Di]` a layer; offloading and transfer see whole pages, as before."""
 
     def _buffer_shape(self, num_pages: int) -> tuple[int, int, int]:
@@ -31,7 +31,7 @@ class PlainIndexKeys(IndexKeyCache):  # type: ignore[misc]
                 rows[target] = rows[source]
 
 
-class BaigeDsaPool(DSATokenToKVPool):  # type: ignore[misc]
+class BaigeDsaPool(DSATokenToKVPool):
     """SGLang's pool with `PlainIndexKeys`; the indexer reads them by `get_index_k_with_scale_buffer`."""
 
     @property

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from baige_device.activation import Activation, activate
-from baige_device.engines.sglang import moe
 from baige_device.engines.sglang.compat import cpu_group, engine_label, host_rank
 from baige_device.engines.sglang.needs import model_needs
 from baige_device.settings import load_settings
 
 __all__ = ["activate_worker"]
 
-logger = logging.getLogger("baige_device")
-
 _checked: Activation | None = None
 
 
-def activate_worker(runner: Any) -> Activation:
+def activate_worker(runner: Any, *, attention: bool, experts: bool) -> Activation:
     """Activate this process for the model of a `ModelRunner`; the first call compares ranks and serves the metrics.
+
+    `attention` and `experts` say which of them run through our ops.
 
     Raises:
         OpUnsupported: the chip does not serve the model. RankMismatch: the workers differ.
     """
     global _checked
     settings = load_settings()
-    needs = model_needs(runner, with_moe=moe.is_ours(settings))
+    needs = model_needs(runner, attention=attention, experts=experts)
     activation = activate(settings, needs=needs, engine=engine_label())
     for need in needs:
         activation.require(need)

@@ -6,17 +6,19 @@ import logging
 import os
 from importlib.metadata import entry_points
 
+from baige_device.engines.chips import defers, describe, gets_our_platform, worth_probing
 from baige_device.engines.vllm.compat import WINDOW
 from baige_device.errors import MountError
-from baige_device.registry.choice import choose
-from baige_device.registry.manager import BUILT_IN, sources
+from baige_device.registry.choice import Chosen, choose
+from baige_device.registry.manager import BUILT_IN
 from baige_device.settings import Settings, load_settings
 
-__all__ = ["mount", "platform_path"]
+__all__ = ["describe_platform", "mount", "platform_path"]
 
 logger = logging.getLogger("baige_device")
 
 PLATFORM = "baige_device.engines.vllm.platform.BaigePlatform"
+CHIP_PLATFORM = "baige_device.engines.vllm.chip.ChipPlatform"
 GROUP = "vllm.platform_plugins"
 
 _failure: Exception | None = None
@@ -26,7 +28,8 @@ _asking_others = False
 def platform_path() -> str | None:
     """The dotted path of our platform class, or None when the platform is not ours to provide.
 
-    Ours are the reference backend when it is asked for by name, and chips from outside whose tensors are host tensors.
+    Ours are the reference backend when it is asked for by name, Kunlun unless another plugin provides its platform, and
+    chips from outside whose tensors are host tensors.
     The host logs an exception of a platform plugin and goes on without it, so an exception is kept and raised by
     `mount`, which the host does not guard.
     """
@@ -37,6 +40,15 @@ def platform_path() -> str | None:
     except Exception as error:
         _failure = error
         return None
+
+
+def describe_platform() -> str:
+    """Whose platform vLLM gets from the plugins that are installed, for `doctor`. Asks them all, as vLLM does.
+
+    Raises:
+        BaigeError: what would stop the start.
+    """
+    return describe(_platform_path(load_settings()), _other_platforms())
 
 
 def mount() -> None:
@@ -70,12 +82,18 @@ def mount() -> None:
 
 
 def _platform_path(settings: Settings) -> str | None:
-    if not _is_ours(settings.backend):
+    chosen = _chosen(settings.backend)
+    if chosen is None:
         return None
     WINDOW.check()
     others = _other_platforms()
-    if others and settings.backend == "auto":
-        logger.info("vllm: platform plugin %s is active; baige-device leaves the platform to it", others[0])
+    if others and defers(settings.backend, chosen.backend.name):
+        logger.info(
+            "vllm: platform plugin %s is active; baige-device (backend %s) leaves the platform to it and mounts "
+            "through the general plugin only",
+            others[0],
+            chosen.backend.name,
+        )
         return None
     if others:
         raise MountError(
@@ -83,26 +101,24 @@ def _platform_path(settings: Settings) -> str | None:
             f"{', '.join(others)}; name one in VLLM_PLUGINS (for ours: VLLM_PLUGINS=baige,baige_mounts), or set "
             "BAIGE_BACKEND=off"
         )
-    return PLATFORM
+    return PLATFORM if chosen.device.torch_device == "cpu" else CHIP_PLATFORM
 
 
-def _is_ours(backend: str) -> bool:
-    """Whether a backend of this name (or the one that `auto` finds) gets its platform from us."""
-    if backend == "reference":
-        return True
-    if backend in BUILT_IN:
-        return False
-    if backend == "auto" and all(source.name in BUILT_IN for source in sources()):
-        return False
-    chosen = choose(backend)
-    if chosen.backend.name in BUILT_IN:
-        return False
-    if chosen.device.torch_device != "cpu":
+def _chosen(asked: str) -> Chosen | None:
+    """The backend that gets its platform from us, or None."""
+    if asked == "auto" and not worth_probing():
+        return None
+    if asked != "auto" and not gets_our_platform(asked):
+        return None
+    chosen = choose(asked)
+    if asked == "auto" and (chosen.backend.name == "reference" or not gets_our_platform(chosen.backend.name)):
+        return None
+    if chosen.device.torch_device != "cpu" and chosen.backend.name not in BUILT_IN:
         raise MountError(
             f"vllm: backend {chosen.backend.name!r} has tensors on {chosen.device.torch_device!r}; install the chip's "
             "own vLLM platform plugin beside baige-device (our platform serves host tensors)"
         )
-    return True
+    return chosen
 
 
 def _other_platforms() -> list[str]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
-__all__ = ["Communicator"]
+__all__ = ["ChipCommunicator", "Communicator"]
 
 
-class Communicator(CpuCommunicator):
-    """Adds the collectives with a row count per rank, which gloo has only for equal counts."""
+class _RowCounts:
+    """The collectives with a row count per rank, which gloo and BKCL have only for equal counts."""
+
+    rank_in_group: int
+    world_size: int
+    device_group: dist.ProcessGroup
 
     def all_gatherv(self, input_: Tensor | list[Tensor], dim: int = 0, sizes: list[int] | None = None) -> object:
         """Concatenate the ranks' rows; `sizes` are the rows of each rank (None: equal)."""
@@ -38,3 +43,11 @@ class Communicator(CpuCommunicator):
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded, group=self.device_group)
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+class Communicator(_RowCounts, CpuCommunicator):
+    """For host tensors."""
+
+
+class ChipCommunicator(_RowCounts, DeviceCommunicatorBase):
+    """For device tensors, by `torch.distributed` alone: no custom all-reduce, no symmetric memory."""

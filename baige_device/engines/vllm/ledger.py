@@ -5,7 +5,9 @@ from __future__ import annotations
 from baige_device.engines.ledger import Ledger, Row
 from baige_device.engines.vllm.compat import WINDOW
 
-__all__ = ["LEDGER"]
+__all__ = ["BITMASK", "LEDGER"]
+
+BITMASK = "xgrammar:apply_token_bitmask_inplace"
 
 _ALL = WINDOW.accepted
 
@@ -13,7 +15,7 @@ _PLATFORM_ROWS = (
     Row(
         "vllm.platforms.interface:Platform",
         "seam",
-        "the platform of host-tensor backends, through the entry point group vllm.platform_plugins",
+        "the platform of the reference, Kunlun and host-tensor chips, by the entry point group vllm.platform_plugins",
         _ALL,
         feature="platform",
     ),
@@ -29,14 +31,14 @@ _PLATFORM_ROWS = (
         "seam",
         "the model runner without accelerator calls",
         _ALL,
-        feature="platform",
+        feature="cpu",
     ),
     Row(
         "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator",
         "seam",
         "collectives of host tensors; the host's class lacks all_gatherv and reduce_scatterv",
         _ALL,
-        feature="platform",
+        feature="cpu",
     ),
     Row(
         "vllm.v1.worker.block_table:ComputeSlotMappingKernel.kernel",
@@ -51,7 +53,7 @@ _PLATFORM_ROWS = (
         "the host calls it at shutdown, where it raises on a machine without accelerator",
         _ALL,
         "the host asks whether there is an accelerator",
-        feature="platform",
+        feature="cpu",
     ),
     Row(
         "torch:accelerator.empty_host_cache",
@@ -59,7 +61,7 @@ _PLATFORM_ROWS = (
         "the host calls it at shutdown, where it raises on a machine without accelerator",
         _ALL,
         "the host asks whether there is an accelerator",
-        feature="platform",
+        feature="cpu",
     ),
 )
 
@@ -110,6 +112,17 @@ _DSA_ROWS = (
     ),
 )
 
+_GRAMMAR_ROWS = (
+    Row(
+        BITMASK,
+        "patch",
+        "structured output: for device logits the host calls kernels of xgrammar that need Triton or a JIT compiler",
+        _ALL,
+        "the host lets the platform choose xgrammar's backend",
+        feature="grammar",
+    ),
+)
+
 LEDGER = Ledger(
     "vllm",
     WINDOW,
@@ -123,5 +136,6 @@ LEDGER = Ledger(
         *_PLATFORM_ROWS,
         *_MOE_ROWS,
         *_DSA_ROWS,
+        *_GRAMMAR_ROWS,
     ),
 )

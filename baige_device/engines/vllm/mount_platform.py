@@ -23,18 +23,16 @@ def mount_features(features: tuple[str, ...]) -> None:
     from baige_device.engines.vllm.named_ops import define_named_ops
 
     define_named_ops()
-    mount_process()
     if has_kernel_registry():
         from baige_device.engines.vllm.kernels import register_kernels
 
         register_kernels()
-    for target in (
-        "vllm.platforms.interface:Platform",
-        "vllm.v1.worker.gpu_worker:Worker.init_device",
-        "vllm.v1.worker.cpu_model_runner:CPUModelRunner",
-        "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator",
-    ):
+    for target in ("vllm.platforms.interface:Platform", "vllm.v1.worker.gpu_worker:Worker.init_device"):
         LEDGER.note_seam(target)
+    if "cpu" in features:
+        mount_process()
+        LEDGER.note_seam("vllm.v1.worker.cpu_model_runner:CPUModelRunner")
+        LEDGER.note_seam("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator")
     if "moe" in features:
         from baige_device.engines.vllm.mount_moe import mount_moe
 
@@ -43,6 +41,10 @@ def mount_features(features: tuple[str, ...]) -> None:
         from baige_device.engines.vllm.indexer import mount_indexer
 
         mount_indexer()
+    if "grammar" in features:
+        from baige_device.engines.vllm.grammar import mount_grammar
+
+        mount_grammar()
 
 
 def _nothing() -> None:

@@ -37,7 +37,8 @@ def compute_slot_mapping(
     """Slot of each token of a ragged batch: its page from the block table, times the page size, plus the offset."""
     tokens = int(query_start_loc[-1])
     lengths = query_start_loc.diff().long()
-    requests = torch.repeat_interleave(torch.arange(lengths.shape[0]), lengths, output_size=tokens)
+    rows = torch.arange(lengths.shape[0], device=lengths.device)
+    requests = torch.repeat_interleave(rows, lengths, output_size=tokens)
     where = positions[:tokens].long()
     pages = block_table[requests, where // block_size].long()
     slot_mapping[:tokens] = pages * block_size + where % block_size

@@ -17,12 +17,18 @@ _ATTENTION_OPS = ("attend_paged", "sparse_attention", "kv_write")
 
 def features_of(vllm_config: Any) -> tuple[str, ...]:
     """The ledger features that the platform mounts for this model."""
+    from vllm.platforms import current_platform
+
     model = vllm_config.model_config
     features = ["core", "platform"]
+    if current_platform.device_type == "cpu":
+        features.append("cpu")
     if _is_moe(model):
         features.append("moe")
     if _is_dsa(model):
         features.append("dsa")
+    if getattr(type(current_platform), "masks_in_torch", False):
+        features.append("grammar")
     return tuple(features)
 
 

@@ -98,6 +98,13 @@ class PagedBackend(AttentionBackend):
         return [MultipleOf(1)]
 
     @classmethod
+    def get_preferred_block_size(cls, default_block_size: int) -> int:
+        """The page size of the chip's kernels, where our platform knows it; `--block-size` goes before it."""
+        from vllm.platforms import current_platform
+
+        return getattr(type(current_platform), "page_tokens", 0) or super().get_preferred_block_size(default_block_size)
+
+    @classmethod
     def supports_sliding_window(cls) -> bool:
         return True
 

@@ -31,9 +31,13 @@ class BaigePlatform(Platform):
     device_name = "cpu"
     device_type = "cpu"
     dispatch_key = "CPU"
-    dist_backend = "gloo"
+    dist_backend = str(_CHOSEN.device.facts.get("distributed_backend", "gloo"))
     device_control_env_var = "CPU_VISIBLE_MEMORY_NODES"
     simple_compile_backend = "eager"
+    page_tokens = int(_CHOSEN.device.facts.get("page_tokens", 0))
+    """KV page size that the chip's kernels read in place; 0 leaves it to the host."""
+    masks_in_torch = _CHOSEN.device.facts.get("triton") is False
+    """Whether grammar masks are applied in plain torch, since the chip runs neither Triton nor JIT-compiled kernels."""
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:

@@ -1,4 +1,4 @@
-"""HiSparse offload: a small hot KV buffer on the device, all KV in host memory, missing top-k rows swapped in each step."""
+"""HiSparse offload: a small hot KV buffer on the device, all KV in host memory, missing rows swapped in each step."""
 
 from baige_device.optimizations.hisparse.cache import HotKVCache, SwapIn
 from baige_device.optimizations.hisparse.config import HiSparseConfig

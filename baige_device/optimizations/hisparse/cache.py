@@ -133,7 +133,7 @@ class HotKVCache:
         return True
 
     def release(self, request: Hashable) -> bool:
-        """Free everything of a request, after its transfers have landed. False when it holds nothing (twice is fine)."""
+        """Free everything of a request after its transfers have landed; False when it holds nothing (twice is fine)."""
         if request not in self._holdings:
             return False
         self._settle()

@@ -84,9 +84,10 @@ def plan_hisparse(facts: HiSparseFacts, hot_tokens: int = 0) -> HiSparsePlan:
         f"{kept_bytes / _GIB:.3f} GiB with ({hot} hot tokens, indexer keys of all)",
         f"batch without: {facts.device_kv_bytes / _GIB:.1f} GiB / {full_bytes / _GIB:.3f} = {without}",
         f"batch by device: {facts.device_kv_bytes / _GIB:.1f} GiB / {kept_bytes / _GIB:.3f} = {on_device}",
-        f"host pool: {facts.host_gib_per_node:g} GiB a node / {facts.local_ranks} ranks = {host_bytes / _GIB:.1f} GiB a "
-        f"rank = {host_tokens} tokens, batch by host: {in_host}",
-        f"batch with: min({on_device}, {in_host}) = {batch}; swap at {facts.hit_rate:.0%} hits: {swap_us:.0f} us a layer",
+        f"host pool: {facts.host_gib_per_node:g} GiB a node / {facts.local_ranks} ranks = "
+        f"{host_bytes / _GIB:.1f} GiB a rank = {host_tokens} tokens, batch by host: {in_host}",
+        f"batch with: min({on_device}, {in_host}) = {batch}; "
+        f"swap at {facts.hit_rate:.0%} hits: {swap_us:.0f} us a layer",
     )
     return HiSparsePlan(hot, host_tokens, without, on_device, in_host, swap_us, lines)
 

@@ -10,7 +10,7 @@ __all__ = ["Pool"]
 
 
 class Pool:
-    """Numbers 0 to size - 1, handed out lowest first after a full return, each held by at most one owner."""
+    """Numbers 0 to size - 1, each held by at most one owner."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name

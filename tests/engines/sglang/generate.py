@@ -22,7 +22,7 @@ if os.environ.get("BAIGE_BACKEND") != "reference":  # here, because the engine's
 
 DEFAULTS = {
     "dtype": "float32",
-    "mem_fraction_static": 0.05,
+    "mem_fraction_static": 0.3,
     "max_total_tokens": 4096,
     "max_running_requests": 8,
     "chunked_prefill_size": 256,

@@ -22,7 +22,7 @@ def test_server_is_exact_answers_and_streams(tmp_path: Path) -> None:
     assert max(len(case["prompt"]) for case in cases) >= 700  # in chunks of 256
     arguments = [
         *("-m", "sglang.launch_server", "--model-path", str(model), "--served-model-name", "smollm2"),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--mem-fraction-static", "0.05"),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--mem-fraction-static", "0.3"),
         *("--max-total-tokens", "4096", "--max-running-requests", "8", "--chunked-prefill-size", "256"),
         "--skip-server-warmup",
     ]

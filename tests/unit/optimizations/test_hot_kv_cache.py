@@ -61,7 +61,7 @@ def prefill(cache: HotKVCache, model: Model, request: str, tokens: int) -> None:
 
 
 def decode(cache: HotKVCache, model: Model, batch: list[str], draw: random.Random, rows_each: int = 1) -> None:
-    """One step of the batch (with a padded row): append one token a request, swap a random top-k in, check every row."""
+    """One step of the batch, with a padded row: append a token a request, swap a top-k in, check every row."""
     cache.begin_step()
     names = [name for name in batch for _ in range(rows_each)]
     states = cache.state_rows([*names, None])
@@ -71,7 +71,8 @@ def decode(cache: HotKVCache, model: Model, batch: list[str], draw: random.Rando
     for index, name in enumerate(names):
         kind = draw.choice(["random", "duplicates", "one", "none", "same"])
         count = {"one": 1, "none": 0}.get(kind, min(4, lengths[name]))
-        pick = draw.choices(range(lengths[name]), k=count) if kind == "duplicates" else draw.sample(range(lengths[name]), count)
+        tokens = range(lengths[name])
+        pick = draw.choices(tokens, k=count) if kind == "duplicates" else draw.sample(tokens, count)
         pick = list(range(count)) if kind == "same" else pick
         topk[index, :count] = torch.tensor(pick, dtype=torch.int32)
     for layer in range(3):

@@ -40,7 +40,8 @@ class InterpretedPlugin:
     @hookimpl
     def baige_probe() -> Probe:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        return Probe(interpreted, "Triton's interpreter" if interpreted else "TRITON_INTERPRET is not 1", "cpu", "interpreter")
+        reason = "Triton's interpreter" if interpreted else "TRITON_INTERPRET is not 1"
+        return Probe(interpreted, reason, "cpu", "interpreter")
 
 
 for _op in _OPS:

@@ -1,0 +1,175 @@
+"""The few calls of the CUDA driver that the backend makes itself: modules, launches, host registration, addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from baige_device.backends.cuda.nvrtc import compile_source
+from baige_device.errors import BackendError
+
+__all__ = ["Kernel", "context", "device_address", "kernel", "max_shared_bytes", "register_host", "unregister_host"]
+
+_RELAXED_CAPTURE = 2
+_MAX_DYNAMIC_SHARED = 8
+_DEVICE_POINTER = 3
+_PORTABLE_AND_MAPPED = 1 | 2
+
+
+@functools.lru_cache(maxsize=1)
+def _cuda() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise BackendError(f"cuda: the driver library cannot be loaded: {error}") from error
+    library.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
+    library.cuMemHostUnregister.argtypes = [ctypes.c_void_p]
+    library.cuPointerGetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
+    library.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    return library
+
+
+def _explain(status: int) -> str:
+    text = ctypes.c_char_p()
+    _cuda().cuGetErrorString(status, ctypes.byref(text))
+    return f"{(text.value or b'unknown error').decode()} (CUDA error {status})"
+
+
+def _check(status: int, what: str) -> None:
+    if status != 0:
+        raise BackendError(f"cuda: {what}: {_explain(status)}")
+
+
+@functools.lru_cache(maxsize=64)
+def _primary_context(device: int) -> int:
+    torch.cuda.init()
+    library, handle, number = _cuda(), ctypes.c_void_p(), ctypes.c_int()
+    _check(library.cuDeviceGet(ctypes.byref(number), device), f"device {device}")
+    # Kept for the life of the process, as the CUDA runtime under torch keeps it.
+    _check(library.cuDevicePrimaryCtxRetain(ctypes.byref(handle), number), f"context of device {device}")
+    assert handle.value is not None
+    return handle.value
+
+
+@contextmanager
+def context(device: int) -> Iterator[None]:
+    """Run with the primary context of the device, as torch uses it; costs about a microsecond when it is current."""
+    wanted, current, library = _primary_context(device), ctypes.c_void_p(), _cuda()
+    library.cuCtxGetCurrent(ctypes.byref(current))
+    if current.value == wanted:
+        yield
+        return
+    _check(library.cuCtxSetCurrent(ctypes.c_void_p(wanted)), f"context of device {device}")
+    try:
+        yield
+    finally:
+        library.cuCtxSetCurrent(current)
+
+
+def device_address(host_address: int) -> int | None:
+    """The device's address for an address in registered host memory, or None when it is not registered."""
+    found = ctypes.c_uint64()
+    status = _cuda().cuPointerGetAttribute(ctypes.byref(found), _DEVICE_POINTER, host_address)
+    return found.value if status == 0 else None
+
+
+def register_host(address: int, num_bytes: int) -> str:
+    """Pin host memory and map it into the device's address space; returns the driver's complaint, or an empty text."""
+    status = _cuda().cuMemHostRegister_v2(address, num_bytes, _PORTABLE_AND_MAPPED)
+    return "" if status == 0 else _explain(status)
+
+
+def unregister_host(address: int) -> str:
+    """Undo `register_host`; returns the driver's complaint, or an empty text."""
+    status = _cuda().cuMemHostUnregister(address)
+    return "" if status == 0 else _explain(status)
+
+
+@functools.lru_cache(maxsize=64)
+def max_shared_bytes(device: int) -> int:
+    """Shared memory that a block may ask for at most."""
+    found, number = ctypes.c_int(), ctypes.c_int()
+    _check(_cuda().cuDeviceGet(ctypes.byref(number), device), f"device {device}")
+    _check(_cuda().cuDeviceGetAttribute(ctypes.byref(found), 97, number), "shared memory of a block")
+    return found.value
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15)]
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    ]
+
+
+_SERIAL_BUT_EARLY = _Attribute(6, 0, 1)
+"""Programmatic stream serialisation: the blocks are placed while the kernel before still runs. Kernels launched so
+begin with `griddepcontrol.wait`, which waits until all of that kernel's writes can be seen."""
+
+
+class Kernel:
+    """A loaded kernel whose only parameter is one struct."""
+
+    def __init__(self, function: ctypes.c_void_p, module: ctypes.c_void_p, early: bool) -> None:
+        self._function = function
+        self._module = module
+        self._early = early
+        self._launch = _cuda().cuLaunchKernelEx if early else _cuda().cuLaunchKernel
+        self._shared_bytes = 0
+
+    def allow_shared(self, num_bytes: int) -> None:
+        """Raise the limit of dynamic shared memory to at least `num_bytes`."""
+        if num_bytes > self._shared_bytes:
+            status = _cuda().cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, ctypes.c_int(num_bytes))
+            _check(status, f"{num_bytes} bytes of shared memory")
+            self._shared_bytes = num_bytes
+
+    def launch(self, grid: int, block: int, stream: int, parameters: ctypes.Structure, shared_bytes: int = 0) -> None:
+        """Queue the kernel on a raw stream of the current context."""
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+        if self._early:
+            attributes = ctypes.pointer(_SERIAL_BUT_EARLY)
+            config = _Launch((grid, 1, 1), (block, 1, 1), shared_bytes, stream, attributes, 1)
+            status = self._launch(ctypes.byref(config), self._function, pointers, None)
+        else:
+            status = self._launch(self._function, grid, 1, 1, block, 1, 1, shared_bytes, stream, pointers, None)
+        if status != 0:
+            raise BackendError(f"cuda: launch: {_explain(status)}")
+
+
+def kernel(device: int, source: str, name: str, macros: Mapping[str, str | int]) -> Kernel:
+    """The kernel `name` of `csrc/<source>` compiled with these macros for the device; built once a process."""
+    return _kernel(device, source, name, tuple(sorted(macros.items())))
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(device: int, source: str, name: str, macros: tuple[tuple[str, str | int], ...]) -> Kernel:
+    major, minor = torch.cuda.get_device_capability(device)
+    cubin = compile_source(source, f"sm_{major}{minor}", dict(macros))
+    library, module, function = _cuda(), ctypes.c_void_p(), ctypes.c_void_p()
+    with context(device), _relaxed_capture():
+        _check(library.cuModuleLoadData(ctypes.byref(module), cubin), f"loading {source}")
+        _check(library.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"{source}: {name}")
+    return Kernel(function, module, early=major >= 9)
+
+
+@contextmanager
+def _relaxed_capture() -> Iterator[None]:
+    """Let a kernel be loaded while this thread captures a graph; loading touches no captured work."""
+    mode = ctypes.c_int(_RELAXED_CAPTURE)
+    _check(_cuda().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "capture mode")
+    try:
+        yield
+    finally:
+        _cuda().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))

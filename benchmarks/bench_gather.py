@@ -1,0 +1,128 @@
+"""The gather family: copying scattered rows over the host link, alone and behind the hot-cache lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from baige_device.backends.cuda.gather import uva_sparse_gather, uva_sparse_scatter
+from baige_device.backends.cuda.resolve import hot_cache_resolve
+from baige_device.cli.bench_case import BenchCase
+from baige_device.ops.hot_cache_resolve.contract import empty_plan
+from benchmarks.host_pool import host_rows
+
+OPS = ("uva_sparse_gather", "uva_sparse_scatter", "hot_cache_resolve", "resolve+gather")
+WANTED, SLOTS = 2048, 4096
+STEPS = ((1, 205, 60_000), (8, 205, 60_000), (32, 205, 60_000), (128, 205, 20_000), (128, 205, 60_000))
+LONG_STEPS = ((128, 205, 100_000), (128, 205, 200_000), (128, 512, 200_000))
+
+
+def cases() -> Iterator[BenchCase]:
+    torch.manual_seed(0)
+    for row_bytes in (656, 1152):
+        for sms in (1, 2, 4, 6, 8, 12, 16):
+            yield copy_case("uva_sparse_gather", row_bytes, sms)
+        yield copy_case("uva_sparse_scatter", row_bytes, 8)
+    for batch, misses, context in (*STEPS, *LONG_STEPS):
+        yield step_case(batch, misses, context, with_gather=True)
+    for batch in (1, 8, 128):
+        yield step_case(batch, 205, 60_000, with_gather=False)
+
+
+def copy_case(op: str, row_bytes: int, sms: int) -> BenchCase:
+    """128 requests of 512 rows each out of 5 GB, to dense rows of a device pool."""
+    requests, each, context = 128, 512, (5 << 30) // 128 // row_bytes
+    host = host_rows(requests * context, row_bytes)
+    device = torch.randint(0, 256, (requests * each, row_bytes), dtype=torch.uint8, device="cuda")
+    first = torch.arange(requests, device="cuda")[:, None] * context
+    picks = [
+        (first + torch.stack([torch.randperm(context, device="cuda")[:each] for _ in range(requests)])).int().flatten()
+        for _ in range(8)
+    ]
+    dense = torch.arange(requests * each, dtype=torch.int32, device="cuda")
+
+    def run(index: int) -> None:
+        if op == "uva_sparse_gather":
+            uva_sparse_gather(host, device, picks[index], dense, max_sms=sms)
+        else:
+            uva_sparse_scatter(device, host, dense, picks[index], max_sms=sms)
+
+    def verify() -> None:
+        for index in range(2):
+            run(index)
+            torch.cuda.synchronize()
+            assert torch.equal(device.cpu(), host[picks[index].cpu().long()]), f"{op}: rows differ"
+
+    return BenchCase(
+        op,
+        f"{row_bytes} B rows, 128 x 512 of 5 GB, {sms} SMs",
+        run,
+        verify,
+        dense.numel() * row_bytes,
+        "link",
+        len(picks),
+        "tuned",
+        facts={"sms": sms, "row_bytes": row_bytes, "series": f"{row_bytes} B rows"},
+    )
+
+
+def key_ring(batch: int, misses: int, context: int) -> list[Tensor]:
+    """Wanted keys `[batch, 2048]` of successive steps, each with exactly `misses` new ones, in a ring.
+
+    A key comes back only after more than 2048 others have been loaded, when the LRU has evicted it.
+    """
+    steps = -(-(2 * WANTED + 512) // misses)
+    length = steps * misses
+    ring = torch.stack([torch.randperm(context, device="cuda")[:length] for _ in range(batch)])
+    ring += torch.arange(batch, device="cuda")[:, None] * context
+    window = torch.arange(WANTED, device="cuda")
+    return [ring[:, (step * misses + window) % length].int().contiguous() for step in range(steps)]
+
+
+def step_case(batch: int, misses: int, context: int, *, with_gather: bool) -> BenchCase:
+    """One decode step: look 2048 keys of every request up in its cache of 4096 slots, and load what is missing."""
+    row_bytes = 656
+    host = host_rows(batch * context, row_bytes)
+    hot = torch.zeros(batch * SLOTS, row_bytes, dtype=torch.uint8, device="cuda")
+    keys = key_ring(batch, misses, context)
+    slot_keys = torch.full((batch, SLOTS), -1, dtype=torch.int32, device="cuda")
+    order = torch.arange(SLOTS, dtype=torch.int16, device="cuda").repeat(batch, 1)
+    rows = torch.arange(batch, dtype=torch.int32, device="cuda")
+    plan = empty_plan(keys[0])
+    first_slot = rows[:, None] * SLOTS
+    targets = torch.empty_like(plan.miss_slots)
+
+    def run(index: int) -> None:
+        hot_cache_resolve(keys[index], rows, slot_keys, order, out=plan)
+        if with_gather:
+            gather()
+
+    # A slot is local to its request; a view per request would need one launch each, so slots are numbered through.
+    def gather() -> None:
+        if batch > 1:
+            torch.add(plan.miss_slots, first_slot, out=targets)
+        uva_sparse_gather(host, hot, plan.miss_keys, targets if batch > 1 else plan.miss_slots, plan.miss_counts)
+
+    def verify() -> None:
+        for index in (*range(len(keys)), 0, 1):
+            run(index)
+            if with_gather and index < 2:
+                held = hot[(plan.slots + first_slot).long().flatten()].cpu()
+                assert torch.equal(held, host[keys[index].cpu().long().flatten()]), f"step {index}: rows differ"
+        assert plan.miss_counts.tolist() == [misses] * batch, f"misses: {plan.miss_counts.tolist()}"
+
+    op = "resolve+gather" if with_gather else "hot_cache_resolve"
+    work = batch * misses * row_bytes if with_gather else batch * (WANTED * 16 + 2 * SLOTS * 6)
+    return BenchCase(
+        op,
+        f"{batch} x {misses} misses, {context // 1000}K context",
+        run,
+        verify,
+        work,
+        "link" if with_gather else "copy",
+        len(keys),
+        "tuned",
+        facts={"batch": batch, "context_tokens": context, "series": f"{batch} x {misses}"} if with_gather else {},
+    )

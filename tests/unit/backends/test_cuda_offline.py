@@ -1,0 +1,75 @@
+"""The parts of the CUDA backend that need no GPU: what the probe says, what is cached, what is offered."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from baige_device.backends.cuda import nvrtc, plugin, probe
+from baige_device.errors import BackendError
+from baige_device.ops import OP_NAMES
+from baige_device.registry.manager import load_backend
+from baige_device.registry.offers import DeviceInfo, Need
+
+H200 = DeviceInfo("cuda", "cuda", "NVIDIA H200", {"compute_capability": (9, 0)})
+
+
+def test_without_device_nodes_the_chip_is_absent_and_the_reason_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_NODES", ("/nonexistent/nvidia0",))
+    assert not plugin.baige_hardware()
+    found = plugin.baige_probe()
+    assert not found.present
+    assert "/nonexistent/nvidia0" in found.reason
+
+
+def test_every_op_has_an_offer_with_a_module_that_exists() -> None:
+    backend = load_backend("cuda")
+    assert not backend.broken, backend.traceback
+    for op in OP_NAMES:
+        offers = backend.offers(op, H200)
+        assert offers, op
+        for offer in offers:
+            assert isinstance(offer.target, str)
+            module = offer.target.partition(":")[0]
+            assert (Path(plugin.__file__).parents[3] / f"{module.replace('.', '/')}.py").is_file(), offer.target
+
+
+def test_an_old_card_is_refused_with_its_capability() -> None:
+    old = DeviceInfo("cuda", "cuda", "old", {"compute_capability": (6, 1)})
+    offer = plugin.uva_sparse_gather(old)
+    assert not offer.available
+    assert "(6, 1)" in offer.available.reason
+
+
+def test_a_hot_cache_beyond_the_kernel_is_refused() -> None:
+    offer = plugin.hot_cache_resolve(H200)
+    assert offer.supports(Need("hot_cache_resolve", "test", {"hot_slots": 4096}))
+    assert not offer.supports(Need("hot_cache_resolve", "test", {"hot_slots": 1 << 21}))
+
+
+def test_sources_are_shipped_and_named_by_their_macros() -> None:
+    documented = {"copy_rows.cu": ("UNIT", "LOADS", "SCATTER"), "resolve_cache.cu": ("KEY", "SLOT", "STATE")}
+    for name, macros in documented.items():
+        text = nvrtc.read_source(name)
+        assert all(f"//   {macro}" in text for macro in macros)
+
+
+def test_a_torn_cache_file_counts_as_absent(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.cubin"
+    nvrtc._write_cached(path, b"a kernel")
+    assert nvrtc._read_cached(path) == b"a kernel"
+    assert path.read_bytes()[:32] == hashlib.sha256(b"a kernel").digest()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert nvrtc._read_cached(path) is None
+    assert nvrtc._read_cached(tmp_path / "none") is None
+    assert os.listdir(tmp_path) == ["kernel.cubin"]
+
+
+def test_without_a_compiler_library_the_error_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "find_library", lambda: None)
+    assert not nvrtc.available()
+    with pytest.raises(BackendError, match=r"copy_rows.cu: no libnvrtc found"):
+        nvrtc.compile_source("copy_rows.cu", "sm_90", {})
