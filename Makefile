@@ -8,10 +8,13 @@ HOST_PYTHON ?= python3
 python = $$($(HOST_PYTHON) scripts/build_env.py $(1))
 # Engine tests must not look for a hub or phone home.
 OFFLINE = HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+# Two lanes share two cores; torch's own threads would only fight.
+ONE_THREAD = OMP_NUM_THREADS=1
 SHELL = bash
 .SHELLFLAGS = -euo pipefail -c
 .ONESHELL:
-.PHONY: help python demo test lint test-unit test-engines test-vllm test-sglang conformance bench clean
+
+.PHONY: help python demo test lint test-unit test-engines test-vllm test-sglang test-new-chip conformance bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,7 +26,8 @@ demo:  ## start a real engine on a real small model through baige-device and ask
 	@python=$(call python,$(or $(ENGINE),vllm))
 	exec "$$python" -m baige_device.cli demo --engine $(or $(ENGINE),vllm)
 
-test: test-unit test-engines  ## everything that CI runs
+test:  ## everything that CI runs, two lanes at a time
+	@$(MAKE) --no-print-directory -j2 test-unit test-engines
 
 lint:  ## formatting, types, import layers, documentation
 	@python=$(call python,unit)
@@ -35,13 +39,18 @@ lint:  ## formatting, types, import layers, documentation
 
 test-unit: lint  ## lint, then the unit tests: no engine, no device
 	@python=$(call python,unit)
-	"$$python" -m pytest tests/unit
+	$(ONE_THREAD) "$$python" -m pytest -q tests/unit
 
-test-engines: test-vllm test-sglang  ## real engines on small models, tokens compared with transformers'
+test-engines:  ## real engines on small models, tokens compared with transformers'; a new chip, from scaffold to vLLM
+	@$(MAKE) --no-print-directory test-vllm test-sglang test-new-chip
 
 test-vllm test-sglang: test-%:
 	@python=$(call python,$*)
-	$(OFFLINE) "$$python" -m pytest tests/engines/$*
+	$(OFFLINE) $(ONE_THREAD) "$$python" -m pytest -v tests/engines/$*
+
+test-new-chip:
+	@python=$(call python,vllm)
+	$(OFFLINE) $(ONE_THREAD) "$$python" scripts/new_chip_walkthrough.py
 
 conformance:  ## every op contract on a backend [BACKEND=reference]
 	@python=$(call python,unit)

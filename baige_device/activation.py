@@ -158,7 +158,7 @@ def _make(
         engine=engine,
         resolutions=resolutions,
         optimizations=optimizations,
-        settings_hash=settings.fingerprint(),
+        settings=settings,
     )
     return Activation(table, chosen.device, record, settings, resolutions, os.getpid())
 

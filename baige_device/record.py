@@ -12,6 +12,7 @@ from typing import Any
 from baige_device._version import __version__
 from baige_device.errors import RankMismatch
 from baige_device.registry.resolve import Resolution
+from baige_device.settings import Settings
 
 __all__ = ["ActivationRecord", "OpChoice", "compare_records", "installed_versions", "make_record"]
 
@@ -39,6 +40,7 @@ class ActivationRecord:
     """Ops that are not bound, with the reason."""
     optimizations: tuple[str, ...]
     versions: Mapping[str, str]
+    settings: Mapping[str, Any]
     settings_hash: str
     fallbacks: tuple[str, ...] = field(default=())
 
@@ -68,7 +70,7 @@ def make_record(
     engine: str,
     resolutions: Mapping[str, Resolution],
     optimizations: tuple[str, ...],
-    settings_hash: str,
+    settings: Settings,
 ) -> ActivationRecord:
     """Collect the record of this process."""
     ops, absent = {}, {}
@@ -80,7 +82,17 @@ def make_record(
             ops[op] = OpChoice(resolution.chosen.backend, offer.tier.label, offer.label, resolution.reason)
     fallbacks = tuple(op for op, resolution in resolutions.items() if resolution.fell_back)
     return ActivationRecord(
-        backend, device, reason, engine, ops, absent, optimizations, installed_versions(), settings_hash, fallbacks
+        backend=backend,
+        device=device,
+        reason=reason,
+        engine=engine,
+        ops=ops,
+        absent=absent,
+        optimizations=optimizations,
+        versions=installed_versions(),
+        settings=settings.common(),
+        settings_hash=settings.fingerprint(),
+        fallbacks=fallbacks,
     )
 
 

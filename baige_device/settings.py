@@ -107,9 +107,13 @@ class Settings(BaseSettings):
         """False when the user asked for `backend=off`."""
         return self.backend != "off"
 
+    def common(self) -> dict[str, Any]:
+        """What must be equal in all processes of a server, as plain values."""
+        return self.model_dump(mode="json", exclude={"metrics_port"})
+
     def fingerprint(self) -> str:
         """Twelve hex digits that are equal exactly when two processes run with the same settings."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"metrics_port"}), sort_keys=True)
+        text = json.dumps(self.common(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

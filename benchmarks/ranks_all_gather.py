@@ -1,6 +1,6 @@
 """`fp8_all_gather` on all GPUs of this machine: every transport, bare NCCL beside it. Writes JSON and PNG like `bench`.
 
-    python benchmarks/ranks_all_gather.py --out benchmarks/results/all_gather
+python benchmarks/ranks_all_gather.py --out benchmarks/results/all_gather
 """
 
 from __future__ import annotations

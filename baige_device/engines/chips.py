@@ -38,7 +38,7 @@ def defers(asked: str, found: str) -> bool:
 
 
 def describe(ours: str | None, others: list[str]) -> str:
-    """Whose platform an engine gets, in the words of `doctor`: ours, that of one of the `others`, or the engine's own."""
+    """Whose platform an engine gets, in `doctor`'s words: ours, that of one of the `others`, or the engine's own."""
     if ours is not None:
         return f"baige-device ({ours})"
     if others:

@@ -146,7 +146,6 @@ def _function(
         "UNIT": unit,
         "LOADS": min(loads, 4),
         "ROWS": 1,
-        "SPREAD": 1,
         "THREADS": _THREADS,
         "SRC_INDEX": _INDEX_TYPES[src_index],
         "DST_INDEX": _INDEX_TYPES[dst_index],

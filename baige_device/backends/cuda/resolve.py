@@ -126,9 +126,7 @@ def _working_bytes(table: int, cached: int, wanted: int, key_bytes: int, slot_by
 
 
 @functools.lru_cache(maxsize=64)
-def _function(
-    device: int, key: torch.dtype, slot: torch.dtype, state: torch.dtype, shared_bytes: int
-) -> Kernel:
+def _function(device: int, key: torch.dtype, slot: torch.dtype, state: torch.dtype, shared_bytes: int) -> Kernel:
     macros: dict[str, str | int] = {
         "KEY": _INTEGERS[key],
         "SLOT": _INTEGERS[slot],

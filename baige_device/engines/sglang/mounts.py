@@ -112,11 +112,11 @@ def _resolve_cpu(server_args: Any, previous: Any) -> None:
 def _resolve_model(server_args: Any, previous: Any) -> None:
     import torch
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_available():  # also what a chip says that presents itself as CUDA
         previous(server_args)
-        return
-    with swapped(CAPABILITY, lambda device=None: _ASSUMED_CAPABILITY):
-        previous(server_args)
+    else:
+        with swapped(CAPABILITY, lambda device=None: _ASSUMED_CAPABILITY):
+            previous(server_args)
     dsa.keep_model_dtype(server_args)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from baige_device.engines.sglang.ledger import LEDGER
+from tests.engines.fakes import distribution, host_tensor_backend
 from tests.engines.sglang.engine import ROOT, environment, run
-from tests.engines.vllm.fakes import distribution, host_tensor_backend
 
 OURS = "baige_device.engines.sglang.platform.BaigePlatform"
 NOBODY = "sglang.srt.platforms.interface.SRTPlatform"

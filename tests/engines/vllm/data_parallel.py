@@ -22,7 +22,7 @@ from tests.engines.vllm.generate import DEFAULTS, cases, generate
 
 RANKS = 2
 TOKENS = (16, 10)
-PATIENCE_S = 150
+PATIENCE_S = 330
 GRACE_S = 8
 
 

@@ -36,7 +36,7 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     return kept | QUIET | dict(extra)
 
 
-def run(driver: str, *arguments: str, timeout_s: float = 240, stdin: str | None = None, **settings: str) -> Run:
+def run(driver: str, *arguments: str, timeout_s: float = 400, stdin: str | None = None, **settings: str) -> Run:
     """Run `tests.engines.vllm.DRIVER`; keyword arguments are environment variables."""
     done = subprocess.run(
         [sys.executable, "-m", f"tests.engines.vllm.{driver}", *arguments],

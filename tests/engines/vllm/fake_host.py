@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.engines.vllm.fakes import distribution
+from tests.engines.fakes import distribution
 
 __all__ = ["vendor_platform"]
 

@@ -41,7 +41,7 @@ def main() -> None:
 
     llm = LLM(model=arguments.model, **options)
     tokens = generate(llm, cases(arguments.model)[: arguments.cases])
-    answer = {"tokens": tokens, "reports": llm.collective_rpc("baige_report")}
+    answer = {"tokens": tokens, "reports": llm.collective_rpc("baige_report"), "vendor_calls": vendor_calls()}
     if arguments.metrics:
         with urllib.request.urlopen(f"http://127.0.0.1:{arguments.metrics}/metrics", timeout=10) as page:
             answer["metrics"] = page.read().decode()
@@ -69,6 +69,12 @@ def generate(llm: Any, prompts: list[dict[str, Any]], tokens: int = 16) -> list[
     sampling = SamplingParams(max_tokens=tokens, temperature=0, detokenize=False, ignore_eos=True)
     asked = [{"prompt_token_ids": case["prompt"]} for case in prompts]
     return [list(result.outputs[0].token_ids) for result in llm.generate(asked, sampling, use_tqdm=False)]
+
+
+def vendor_calls() -> dict[str, int]:
+    """Calls of each vendor op, when this process found the Kunlun emulator."""
+    emulator = sys.modules.get("kunlun_emulator.state")
+    return dict(emulator.STATE.calls) if emulator is not None else {}
 
 
 def break_host(target: str) -> None:

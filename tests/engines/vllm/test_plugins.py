@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.engines.fakes import distribution, host_tensor_backend
 from tests.engines.vllm.engine import ROOT, environment, run
-from tests.engines.vllm.fakes import distribution, host_tensor_backend
 
 OURS = "baige_device.engines.vllm.platform.BaigePlatform"
 NOBODY = "vllm.platforms.interface.UnspecifiedPlatform"

@@ -14,7 +14,7 @@ from baige_device.cli.app import app
 from baige_device.cli.bench_case import BenchCase, Peer
 from baige_device.cli.bench_timing import Limits
 
-CASES = '''
+CASES = """
 from baige_device.cli.bench_case import BenchCase, Peer
 OPS = ("kv_write",)
 def wrong(): raise AssertionError("kv_write: planted")
@@ -23,7 +23,7 @@ def cases():
     peer = Peer("other", lambda i: None, fine)
     yield BenchCase("kv_write", "right", lambda i: None, fine, 1000, "link", peers=(peer,))
     yield BenchCase("kv_write", "wrong", lambda i: None, wrong, 1000, "link")
-'''
+"""
 LIMITS = Limits(link=1e9, copy=4e12, matmul=8e14)
 
 

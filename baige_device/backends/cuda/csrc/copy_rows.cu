@@ -6,7 +6,6 @@
 //   ROWS          rows a warp has in flight
 //   THREADS       threads of a block, a multiple of 32
 //   SRC_INDEX, DST_INDEX   int or `long long`: type of the row ids
-//   SPREAD        1: all blocks work through the plan together; 0: each block has a stretch of the plan for itself
 //   SCATTER       0: src is the host pool, id -1 zeroes its destination. 1: dst is the host pool, id -1 skips.
 //
 // Entries are visited in plan order by all warps together: at any moment the rows in flight are neighbours in the
@@ -218,15 +217,9 @@ __device__ __forceinline__ void copy_list(const Params& p, long long first, int 
                                           long long total) {
   const int lane = threadIdx.x & 31;
   const int warps = blockDim.x >> 5;
-#if SPREAD
-  const long long step = (long long)gridDim.x * warps * ROWS, end = total;
+  const long long step = (long long)gridDim.x * warps * ROWS;
   long long entry = ((long long)blockIdx.x * warps + (threadIdx.x >> 5)) * ROWS;
-#else
-  const long long step = (long long)warps * ROWS, stretch = (total + gridDim.x - 1) / gridDim.x;
-  const long long end = total < (blockIdx.x + 1) * stretch ? total : (blockIdx.x + 1) * stretch;
-  long long entry = blockIdx.x * stretch + (threadIdx.x >> 5) * ROWS;
-#endif
-  if (entry >= end) return;
+  if (entry >= total) return;
   Row rows[ROWS], next[ROWS];
   int request = 0;
 #pragma unroll
@@ -234,7 +227,7 @@ __device__ __forceinline__ void copy_list(const Params& p, long long first, int 
     rows[r].src = nullptr;
     rows[r].dst = nullptr;
     long long e = entry + r;
-    if (e < end) {
+    if (e < total) {
       if (offsets != nullptr) {
         request = find_request(offsets, request, requests, e);
         rows[r] = locate(p, first + request, e - offsets[request]);
@@ -243,9 +236,9 @@ __device__ __forceinline__ void copy_list(const Params& p, long long first, int 
       }
     }
   }
-  while (entry < end) {
+  while (entry < total) {
     entry += step;
-    move(p, rows, lane, next, entry < end, request, offsets, first, requests, entry, end);
+    move(p, rows, lane, next, entry < total, request, offsets, first, requests, entry, total);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) rows[r] = next[r];
   }

@@ -1,4 +1,4 @@
-"""Small distributions made on the spot: plugins of others, backends from outside, vLLM versions that do not exist."""
+"""Small distributions made on the spot: plugins of others, backends from outside, host versions that do not exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def distribution(
 ) -> str:
     """Write an installed distribution into a folder of its own below `folder`; returns the path for `sys.path`."""
     root = folder / f"site-{name}-{version}"
-    info = root / f"{name}-{version}.dist-info"
+    info = root / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (info / "entry_points.txt").write_text(entry_points)
