@@ -24,6 +24,8 @@ def test_server_answers_and_streams(tmp_path: Path) -> None:
         pieces = list(server.ask("What is the capital of France?", "smollm2", 24))
         whole = complete(port)
         calls = server.op_calls(metrics)
+        # Read before the stop: vLLM may report its own engine as dead while it shuts down.
+        assert "Traceback" not in log.read_text()
     assert len(pieces) > 3
     assert "Paris" in "".join(pieces)
     assert "Paris" in whole
@@ -32,7 +34,6 @@ def test_server_answers_and_streams(tmp_path: Path) -> None:
     text = log.read_text()
     assert "baige-device active: backend reference" in text
     assert "rank 0 op calls: attend_paged" in text
-    assert "Traceback" not in text
 
 
 def complete(port: int) -> str:
