@@ -52,10 +52,11 @@ class Settings(BaseSettings):
         description="Choice per op, `op=tier` or `op=off`, comma separated: `attend_paged=portable,index_topk=off`. "
         "Tiers: `tuned`, `portable`, `reference`. `off` leaves the op to the host engine.",
     )
-    checks: Literal["none", "shapes", "values"] = Field(
-        "shapes",
+    checks: Literal["auto", "none", "shapes", "values"] = Field(
+        "auto",
         description="What every call verifies: nothing, shapes, dtypes and strides (no device sync), or also values "
-        "(synchronises; for debugging).",
+        "(synchronises; for debugging). `auto`: shapes for ops on the reference, nothing for a chip's own kernels, "
+        "whose launches the checks would outlast.",
     )
     metrics_port: int = Field(
         0,

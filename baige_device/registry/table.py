@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from baige_device.errors import BackendError, OpUnsupported
 from baige_device.ops import OP_NAMES, contract
+from baige_device.registry.bind import bind
+from baige_device.registry.offers import Tier
 from baige_device.registry.resolve import Candidate, Resolution
 
 if TYPE_CHECKING:
@@ -29,14 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpTable"]
 
-Checks = Literal["none", "shapes", "values"]
-
-
-class _Counter:
-    __slots__ = ("calls",)
-
-    def __init__(self) -> None:
-        self.calls = 0
+Checks = Literal["auto", "none", "shapes", "values"]
 
 
 class OpTable:
@@ -67,13 +61,15 @@ class OpTable:
         moe_expert_ffn = staticmethod(_moe_expert_ffn.moe_expert_ffn)
         moe_combine = staticmethod(_moe_combine.moe_combine)
 
-    def __init__(self, backend: str, resolutions: Mapping[str, Resolution], checks: Checks = "shapes") -> None:
+    def __init__(self, backend: str, resolutions: Mapping[str, Resolution], checks: Checks = "auto") -> None:
         bound: dict[str, Callable[..., Any]] = {}
-        counters: dict[str, _Counter] = {}
+        counters: dict[str, Callable[[], int]] = {}
         for op, resolution in resolutions.items():
             if resolution.chosen is not None:
-                counters[op] = _Counter()
-                bound[op] = _bind(op, _load(op, resolution.chosen), checks, counters[op])
+                mode = _mode(checks, resolution.chosen)
+                bound[op], counters[op] = bind(
+                    contract(op), _load(op, resolution.chosen), check=mode != "none", values=mode == "values"
+                )
         object.__setattr__(self, "_backend", backend)
         object.__setattr__(self, "_reasons", {op: resolution.reason for op, resolution in resolutions.items()})
         object.__setattr__(self, "_counters", counters)
@@ -88,7 +84,7 @@ class OpTable:
 
     def calls(self) -> dict[str, int]:
         """Python calls per bound op since activation. Replays of a captured graph make no Python call."""
-        return {op: counter.calls for op, counter in self._counters.items()}
+        return {op: calls() for op, calls in self._counters.items()}
 
     def __getattr__(self, name: str) -> Any:
         if name in OP_NAMES:
@@ -102,6 +98,12 @@ class OpTable:
         raise AttributeError(f"OpTable is frozen; {name!r} cannot be deleted")
 
 
+def _mode(checks: Checks, chosen: Candidate) -> Checks:
+    if checks != "auto":
+        return checks
+    return "shapes" if chosen.offer.tier is Tier.REFERENCE else "none"
+
+
 def _load(op: str, chosen: Candidate) -> Callable[..., Any]:
     try:
         return chosen.offer.load()
@@ -110,21 +112,3 @@ def _load(op: str, chosen: Candidate) -> Callable[..., Any]:
             f"{op}: backend {chosen.backend!r} offers {chosen.offer.label}, which cannot be loaded: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-def _bind(op: str, function: Callable[..., Any], checks: Checks, counter: _Counter) -> Callable[..., Any]:
-    check = contract(op).check
-    values = checks == "values"
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        check(values, *args, **kwargs)
-        counter.calls += 1
-        return function(*args, **kwargs)
-
-    @functools.wraps(function)
-    def unchecked(*args: Any, **kwargs: Any) -> Any:
-        counter.calls += 1
-        return function(*args, **kwargs)
-
-    return unchecked if checks == "none" else checked

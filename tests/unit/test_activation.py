@@ -37,7 +37,7 @@ def test_second_activation_returns_the_first_and_refuses_other_settings() -> Non
     first = baige_device.activate()
     assert baige_device.activate() is first
     assert baige_device.current() is first
-    with pytest.raises(ActivationError, match="active with checks='shapes', and was asked for checks='values'"):
+    with pytest.raises(ActivationError, match="active with checks='auto', and was asked for checks='values'"):
         baige_device.activate(Settings(checks="values"))
 
 

@@ -15,6 +15,7 @@ def test_defaults() -> None:
     assert settings.backend == "auto"
     assert settings.fallback == "none"
     assert settings.ops == {}
+    assert settings.checks == "auto"
     assert settings.enabled
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from baige_device.errors import OpUnsupported
+from baige_device.errors import ContractError, OpUnsupported
 from baige_device.ops import OP_NAMES
 from baige_device.registry.manager import Backend, load_backend
 from baige_device.registry.offers import DeviceInfo, Need, Offer, Tier, Verdict
@@ -113,3 +114,14 @@ def test_the_table_is_frozen_and_complete() -> None:
         table.nonsense()
     with pytest.raises(KeyError):
         table.serves("nonsense")
+
+
+@pytest.mark.parametrize(("tier", "refused"), [(Tier.REFERENCE, True), (Tier.PORTABLE, False), (Tier.TUNED, False)])
+def test_automatic_checks_guard_the_reference_and_leave_kernels_bare(tier: Tier, refused: bool) -> None:
+    table = OpTable("acme", resolve(acme(kv_write=offering(lambda values, cache, slots: "ran", tier)), DEVICE))
+    bad = torch.zeros(1), torch.zeros(1), torch.zeros(1)
+    if refused:
+        with pytest.raises(ContractError, match=r"kv_write: values\.shape"):
+            table.kv_write(*bad)
+    else:
+        assert table.kv_write(*bad) == "ran"
