@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -44,6 +45,8 @@ class Diagnosis:
     """What the chosen backend found out about its chip."""
     engines: list[dict[str, Any]] = field(default_factory=list)
     host_memory: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What will matter once an engine is here, though nothing that was asked for is broken."""
     problems: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,7 +79,8 @@ def _diagnose_backends(found: Diagnosis, settings: Settings) -> None:
             _diagnose_ops(found, settings, chosen)
             found.findings = [dataclasses.asdict(item) for item in chosen.backend.findings(chosen.device)]
         except BaigeError as error:
-            found.problems.append(str(error))
+            bare = settings.backend == "auto" and importlib.util.find_spec("torch") is None
+            (found.notes if bare else found.problems).append(str(error))
     for item in survey():
         found.backends.append(
             {

@@ -47,6 +47,8 @@ def _render(diagnosis: Diagnosis, console: Console) -> None:
         console.print(_findings(diagnosis))
     console.print(_engines(diagnosis))
     console.print(_pairs("Host memory", diagnosis.host_memory))
+    for note in diagnosis.notes:
+        console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     for problem in diagnosis.problems:
         console.print(f"[red]problem[/] {escape(problem)}", soft_wrap=True)
     if not diagnosis.problems:

@@ -88,8 +88,11 @@ def _choose_present(candidates: Sequence[Source]) -> Chosen:
         probe = present[0].probe
         assert probe is not None
         return Chosen(present[0].backend, probe.device(present[0].backend.name), f"the chip present: {probe.reason}")
-    chosen = _choose_named("reference", candidates)
-    return Chosen(chosen.backend, chosen.device, "no accelerator is present")
+    reference = next(item for item in found if item.backend.name == "reference")
+    if not reference.present or reference.probe is None:
+        reason = reference.probe.reason if reference.probe else reference.error
+        raise BackendError(f"no accelerator is present, and the reference backend is not usable: {reason}")
+    return Chosen(reference.backend, reference.probe.device("reference"), "no accelerator is present")
 
 
 def _survey_one(backend: Backend) -> Survey:

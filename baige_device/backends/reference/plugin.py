@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from baige_device.registry.hookspecs import hookimpl
 from baige_device.registry.offers import DeviceInfo, Offer, Probe, Tier, Verdict
 
@@ -13,6 +15,8 @@ def baige_hardware() -> Verdict:
 
 @hookimpl
 def baige_probe() -> Probe:
+    if importlib.util.find_spec("torch") is None:
+        return Probe(False, "torch is not installed; the host engine or the chip's software brings it")
     return Probe(True, "plain torch", "cpu", "cpu (reference)")
 
 

@@ -11,6 +11,8 @@ from baige_device.errors import HostMemoryError
 __all__ = ["MemoryLimit", "check_host_memory", "memlock_limit", "memory_limits"]
 
 _GIB = 1 << 30
+_UNLIMITED_BYTES = 1 << 60
+"""cgroup v1 writes 'no limit' as a number near 2^63."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def _cgroup_limit(root: Path, group: Path) -> MemoryLimit | None:
     limit = _read(group / ("memory.max" if v2 else "memory.limit_in_bytes")).strip()
     used = _read(group / ("memory.current" if v2 else "memory.usage_in_bytes")).strip()
     if not limit.isdigit() or not used.isdigit():
+        return None
+    if int(limit) >= _UNLIMITED_BYTES:
         return None
     name = f"cgroup /{group.relative_to(root)}"
     left = int(limit) - int(used) + _reclaimable(group / "memory.stat")
