@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from baige_device.settings import Settings, load_settings
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Activation", "activate", "current", "deactivate", "on_activation"]
+__all__ = ["Activation", "activate", "current", "deactivate"]
 
 logger = logging.getLogger("baige_device")
 
@@ -45,11 +45,11 @@ class Activation:
         """
         resolution = self.resolutions[need.op]
         if resolution.chosen is None:
-            raise OpUnsupported(need.op, self.record.backend, f"{resolution.reason} [asked by {need.describe()}]")
+            raise OpUnsupported(need.op, self.record.backend, resolution.reason, need.describe())
         verdict = resolution.chosen.offer.supports(need)
         if not verdict:
             tier = resolution.chosen.offer.tier.label
-            raise OpUnsupported(need.op, self.record.backend, f"{tier}: {verdict.reason} [asked by {need.describe()}]")
+            raise OpUnsupported(need.op, self.record.backend, f"{tier}: {verdict.reason}", need.describe())
 
     def verify_ranks(self, group: ProcessGroup | None = None) -> None:
         """Compare this process's record with those of all ranks; a collective, so every rank must call it.
@@ -66,7 +66,6 @@ class Activation:
 
 _lock = threading.Lock()
 _current: Activation | None = None
-_observers: list[Callable[[Activation], None]] = []
 
 
 def activate(
@@ -79,8 +78,8 @@ def activate(
 ) -> Activation:
     """Activate baige-device in this process, or return the activation that exists.
 
-    `needs` are judged before anything is bound; `engine` is a text such as `vllm 0.33.0`; `candidates` replaces
-    discovery (for tests and embedding).
+    `needs` are judged before anything is bound, but for ops that the user switched off, which stay absent; `engine` is
+    a text such as `vllm 0.33.0`; `candidates` replaces discovery (for tests and embedding).
 
     Raises:
         BackendError: no backend can be chosen. OpUnsupported: a need cannot be served.
@@ -95,16 +94,15 @@ def activate(
         if _current is not None and _current.pid == os.getpid():
             _refuse_other_settings(_current, settings)
             for need in needs:
-                _current.require(need)
+                if settings.ops.get(need.op) != "off":
+                    _current.require(need)
             return _current
         activation = _make(settings, needs, engine, tuple(optimizations), candidates)
+        _install_torch_ops()
         _current = activation
-    _install_torch_ops()
     logger.info("%s", activation.record.line())
     for op in activation.record.fallbacks:
         logger.warning("%s runs on the reference backend: %s", op, activation.resolutions[op].reason)
-    for observer in tuple(_observers):
-        observer(activation)
     return activation
 
 
@@ -126,12 +124,6 @@ def deactivate() -> None:
     global _current
     with _lock:
         _current = None
-
-
-def on_activation(observer: Callable[[Activation], None]) -> None:
-    """Call `observer` after each later activation of this process; used by metrics."""
-    if observer not in _observers:
-        _observers.append(observer)
 
 
 def _make(

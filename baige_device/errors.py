@@ -35,14 +35,16 @@ class ActivationError(BaigeError):
 class OpUnsupported(BaigeError):
     """No offer of the chosen backend serves an op as it is needed.
 
-    Raised when ops are resolved, at activation, and never from the hot path.
+    Raised when ops are resolved, at activation, and never from the hot path. `asked` says who needs the op, and how.
     """
 
-    def __init__(self, op: str, backend: str, reason: str) -> None:
-        super().__init__(f"{op}: backend {backend!r} cannot serve it: {reason}")
+    def __init__(self, op: str, backend: str, reason: str, asked: str = "") -> None:
+        by = f" [asked by {asked}]" if asked else ""
+        super().__init__(f"{op}: backend {backend!r} cannot serve it: {reason}{by}")
         self.op = op
         self.backend = backend
         self.reason = reason
+        self.asked = asked
 
 
 class ContractError(BaigeError, ValueError):

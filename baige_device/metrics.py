@@ -73,7 +73,7 @@ def serve(activation: Activation, rank: int = 0) -> int:
     registry.register(ActivationCollector(activation))
     try:
         start_http_server(port, addr="127.0.0.1", registry=registry)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise SettingsError(f"metrics_port: cannot listen on 127.0.0.1:{port}: {error}") from error
     logger.info("metrics of rank %d on http://127.0.0.1:%d/metrics", rank, port)
     return port

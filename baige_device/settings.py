@@ -6,6 +6,7 @@ The file is `$BAIGE_CONFIG`; nothing is read when that is unset. In vLLM engine 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -32,10 +34,17 @@ _RESERVED_ENV = {"BAIGE_CONFIG", "BAIGE_CACHE"}
 """Variables that are read outside `Settings`: where the file is, and where environments and models are cached."""
 
 
+class _Environment(EnvSettingsSource):
+    """The environment, with `ops` as a mapping, so that it merges op by op with the other sources."""
+
+    def __call__(self) -> dict[str, Any]:
+        return _map_ops(super().__call__())
+
+
 class Settings(BaseSettings):
     """What a user can decide. Every field is also `BAIGE_<FIELD>`."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
 
     backend: str = Field(
         "auto",
@@ -50,7 +59,7 @@ class Settings(BaseSettings):
     ops: Annotated[dict[str, str], NoDecode] = Field(
         default_factory=dict,
         description="Choice per op, `op=tier` or `op=off`, comma separated: `attend_paged=portable,index_topk=off`. "
-        "Tiers: `tuned`, `portable`, `reference`. `off` leaves the op to the host engine.",
+        "Tiers: `tuned`, `portable`, `reference`. `off` leaves the op to the host engine. Sources are merged op by op.",
     )
     checks: Literal["auto", "none", "shapes", "values"] = Field(
         "auto",
@@ -67,14 +76,8 @@ class Settings(BaseSettings):
 
     @field_validator("ops", mode="before")
     @classmethod
-    def _parse_ops(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        pairs = [part.strip() for part in value.split(",") if part.strip()]
-        for pair in pairs:
-            if pair.count("=") != 1:
-                raise ValueError(f"expected `op=tier[,op=tier...]`, got {pair!r}")
-        return {name.strip(): tier.strip() for name, tier in (pair.split("=") for pair in pairs)}
+    def _read_ops(cls, value: object) -> object:
+        return _parse_ops(value) if isinstance(value, str) else value
 
     @field_validator("ops")
     @classmethod
@@ -97,7 +100,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        sources: list[PydanticBaseSettingsSource] = [init_settings, env_settings]
+        sources: list[PydanticBaseSettingsSource] = [init_settings, _Environment(settings_cls)]
         path = os.environ.get("BAIGE_CONFIG")
         if path:
             sources.append(TomlConfigSettingsSource(settings_cls, toml_file=Path(path)))
@@ -123,22 +126,40 @@ def load_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
 
     Raises:
         SettingsError: an unknown `BAIGE_*` variable or option (the near match is named), a bad value, or a
-            `$BAIGE_CONFIG` that does not exist.
+            `$BAIGE_CONFIG` that does not exist or is no TOML.
     """
     _refuse_unknown(key for key in os.environ if key.startswith(ENV_PREFIX))
     path = os.environ.get("BAIGE_CONFIG")
     if path and not Path(path).is_file():
         raise SettingsError(f"BAIGE_CONFIG: expected a TOML file, got {path!r}, which does not exist")
     try:
-        return Settings(**dict(overrides or {}))
+        return Settings(**_map_ops(overrides or {}))
     except ValidationError as error:
         raise SettingsError(_explain(error)) from error
+    except ValueError as error:  # TOMLDecodeError, of tomllib or tomli
+        raise SettingsError(f"BAIGE_CONFIG: {path!r} is no valid TOML: {error}") from error
+
+
+def _map_ops(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A source's values with `ops` as a mapping; a text that is none stays, for the field's validator to explain."""
+    if isinstance(values.get("ops"), str):
+        with contextlib.suppress(ValueError):
+            return {**values, "ops": _parse_ops(values["ops"])}
+    return dict(values)
+
+
+def _parse_ops(value: str) -> dict[str, str]:
+    pairs = [part.strip() for part in value.split(",") if part.strip()]
+    for pair in pairs:
+        if pair.count("=") != 1:
+            raise ValueError(f"expected `op=tier[,op=tier...]`, got {pair!r}")
+    return {name.strip(): tier.strip() for name, tier in (pair.split("=") for pair in pairs)}
 
 
 def _refuse_unknown(names: Iterable[str]) -> None:
     known = {ENV_PREFIX + field.upper() for field in Settings.model_fields} | _RESERVED_ENV
     for name in sorted(names):
-        if name.split("__")[0] not in known:
+        if name not in known:
             raise SettingsError(f"unknown environment variable {name}{_near(name, known)}")
 
 

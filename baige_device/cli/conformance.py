@@ -50,6 +50,8 @@ def conformance(
     Exit status 0: something passed and nothing failed. 1: a case failed (or was refused, with --forbid-refused).
     2: the backend cannot be loaded, or an option is wrong. An op that the backend does not offer is `absent`.
     """
+    if report is not None and (report.suffix == ".json" or not report.parent.is_dir()):
+        raise typer.BadParameter(f"--report: expected a Markdown file (.md) in a folder that exists, got {report}")
     finished = _run(backend, plugin, op or [], tier, device, seed, ranks, share_device, large, measure)
     if report is not None:
         report.write_text(finished.markdown() + "\n", encoding="utf-8")
@@ -85,7 +87,8 @@ def _run(
         runner = Runner(loaded, info, seed=seed, tier=tier, large=large, torch_device=device)
         outcomes = _with_progress(f"{backend} (seed {seed})", _case_count(ops), lambda done: runner.run_all(ops, done))
     except (BackendError, KeyError, ValueError) as error:
-        typer.echo(f"conformance: {error}", err=True)
+        message = error.args[0] if isinstance(error, KeyError) else error  # str() of a KeyError adds quotes
+        typer.echo(f"conformance: {message}", err=True)
         raise typer.Exit(2) from error
     if ranks > 1:
         options = RankOptions(backend, ranks, seed, plugin, tier, tuple(ops), device, share_device)

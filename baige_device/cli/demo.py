@@ -81,7 +81,9 @@ def _run(engine: Engine, question: str, max_tokens: int, timeout: float, console
         calls = server.op_calls(metrics_port)
         console.print(_table(calls))
         with console.status(f"stopping {engine.value}"):
-            server.stop()
+            ended = server.stop()
+    if not ended:
+        raise ServerFailed("the server did not end when interrupted and was killed", log)
     if not sum(calls.values()):
         raise ServerFailed("the answer did not go through baige-device's ops", log)
     console.print(f"[green]{engine.value} stopped cleanly[/]")

@@ -108,20 +108,26 @@ class DemoServer:
         calls = re.findall(r'^baige_op_calls_total\{backend="(\w+)",op="(\w+)".*?\} (\S+)$', text, re.MULTILINE)
         return {op: int(float(count)) for name, op, count in calls if backend in ("", name)}
 
-    def stop(self) -> None:
-        """Interrupt the server, wait for it, and end what is left of its session. Idempotent."""
+    def stop(self) -> bool:
+        """Interrupt the server, wait for it, and end what is left of its session. Idempotent.
+
+        False when it did not end by itself and was killed.
+        """
         if self._process is None:
-            return
+            return True
         process, self._process = self._process, None
+        ended = True
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
+                ended = False
                 process.kill()
                 process.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        return ended
 
 
 def _pieces(lines: Iterator[bytes]) -> Iterator[str]:

@@ -18,13 +18,13 @@ from baige_device.registry.manager import load_backend
 from baige_device.registry.resolve import resolve
 from baige_device.settings import Settings, load_settings
 
-__all__ = ["Diagnosis", "Finding", "diagnose"]
+__all__ = ["Diagnosis", "MissingTarget", "diagnose"]
 
 _ENGINES = {"vllm": "baige_device.engines.vllm", "sglang": "baige_device.engines.sglang"}
 _GIB = 1 << 30
 
 
-class Finding(TypedDict):
+class MissingTarget(TypedDict):
     """A mount target that the installed engine lacks."""
 
     target: str
@@ -41,6 +41,9 @@ class Diagnosis:
     chosen: str = ""
     backends: list[dict[str, Any]] = field(default_factory=list)
     ops: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Every candidate of each op."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Ops that would not be bound, with the reason."""
     findings: list[dict[str, Any]] = field(default_factory=list)
     """What the chosen backend found out about its chip."""
     engines: list[dict[str, Any]] = field(default_factory=list)
@@ -81,6 +84,8 @@ def _diagnose_backends(found: Diagnosis, settings: Settings) -> None:
         except BaigeError as error:
             bare = settings.backend == "auto" and importlib.util.find_spec("torch") is None
             (found.notes if bare else found.problems).append(str(error))
+        except Exception as error:  # a hook of somebody's backend raises anything
+            found.problems.append(f"backend {found.chosen!r}: {type(error).__name__}: {error}")
     for item in survey():
         found.backends.append(
             {
@@ -112,6 +117,8 @@ def _diagnose_ops(found: Diagnosis, settings: Settings, chosen: Chosen) -> None:
     )
     for op in OP_NAMES:
         resolution = resolutions[op]
+        if resolution.chosen is None:
+            found.absent[op] = resolution.reason
         found.ops[op] = [
             {
                 "candidate": f"{item.backend} {item.offer.label}",
@@ -147,7 +154,7 @@ def _diagnose_engine(found: Diagnosis, name: str, ledger: Ledger, mounts: bool) 
         missing = [state for state in states if not state.exists]
         entry["targets"] = f"{len(states) - len(missing)} of {len(states)} exist"
         entry["missing"] = [
-            Finding(target=state.row.target, feature=state.row.feature, error=state.error) for state in missing
+            MissingTarget(target=state.row.target, feature=state.row.feature, error=state.error) for state in missing
         ]
         found.problems += [state.error for state in missing]
 

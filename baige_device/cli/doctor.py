@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from baige_device.cli.diagnosis import Diagnosis, Finding, diagnose
+from baige_device.cli.diagnosis import Diagnosis, MissingTarget, diagnose
 
 __all__ = ["doctor"]
 
@@ -76,9 +76,8 @@ def _ops(diagnosis: Diagnosis) -> Table:
     title = f"Ops on {diagnosis.chosen}"
     table = Table("op", "candidate", "tier", "chosen", "reason", title=title, title_justify="left")
     for op, candidates in diagnosis.ops.items():
-        for index, item in enumerate(
-            candidates or [{"candidate": "-", "tier": "-", "chosen": False, "reason": "absent"}]
-        ):
+        absent = {"candidate": "-", "tier": "-", "chosen": False, "reason": diagnosis.absent.get(op, "")}
+        for index, item in enumerate(candidates or [absent]):
             table.add_row(
                 op if index == 0 else "",
                 item["candidate"],
@@ -101,11 +100,11 @@ def _engines(diagnosis: Diagnosis) -> Table:
     columns = ("engine", "installed", "window", "platform", "targets", "missing")
     table = Table(*columns, title="Engines", title_justify="left")
     for item in diagnosis.engines:
-        missing = "\n".join(_finding(finding) for finding in item["missing"])
+        missing = "\n".join(_missing(target) for target in item["missing"])
         installed, platform = item["installed"] or "-", escape(item["platform"])
         table.add_row(item["name"], installed, item["accepted"], platform, item["targets"], escape(missing))
     return table
 
 
-def _finding(finding: Finding) -> str:
-    return f"{finding['target']} ({finding['feature']})"
+def _missing(missing: MissingTarget) -> str:
+    return f"{missing['target']} ({missing['feature']})"

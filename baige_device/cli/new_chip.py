@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import string
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["new_chip", "scaffold"]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{1,30}")
+_RESERVED = ("auto", "off", "none")
 
 
 def new_chip(
@@ -34,17 +36,22 @@ def new_chip(
         raise typer.BadParameter(str(error)) from error
     lines = sum(path.read_text().count("\n") for path in files)
     typer.echo(f"{target}: {len(files)} files, {lines} lines. Next:")
-    typer.echo(f"  pip install {target}\n  {name.upper()}_SIMULATE=1 baige-device conformance --backend {name}")
+    # pip takes a bare folder name for a package of the index.
+    typer.echo(f"  pip install {os.path.join(os.curdir, target)}")
+    typer.echo(f"  {name.upper()}_SIMULATE=1 baige-device conformance --backend {name}")
 
 
 def scaffold(name: str, target: Path) -> list[Path]:
     """Write the distribution into `target`, which must not exist or be empty; returns the files written.
 
     Raises:
-        ValueError: a name that is no identifier or is taken, or a target that holds files. Nothing is written then.
+        ValueError: a name that is no identifier, is reserved or taken, or a target that holds files. Nothing is
+            written then.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"name: expected 2 to 31 of a-z, 0-9, _ starting with a letter, got {name!r}")
+    if name in _RESERVED or name.startswith("baige"):
+        raise ValueError(f"name: {name!r} is reserved, like {', '.join(_RESERVED)} and all that begins with 'baige'")
     taken = {source.name: source.origin for source in sources()}
     if name in taken:
         raise ValueError(f"name: {name!r} is taken by {taken[name]}")

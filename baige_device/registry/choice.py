@@ -88,7 +88,9 @@ def _choose_present(candidates: Sequence[Source]) -> Chosen:
         probe = present[0].probe
         assert probe is not None
         return Chosen(present[0].backend, probe.device(present[0].backend.name), f"the chip present: {probe.reason}")
-    reference = next(item for item in found if item.backend.name == "reference")
+    reference = next((item for item in found if item.backend.name == "reference"), None)
+    if reference is None:
+        raise BackendError("no accelerator is present, and the reference backend is not among the candidates")
     if not reference.present or reference.probe is None:
         reason = reference.probe.reason if reference.probe else reference.error
         raise BackendError(f"no accelerator is present, and the reference backend is not usable: {reason}")

@@ -114,7 +114,7 @@ def moe_dispatch(device: DeviceInfo) -> Offers:
 
 @hookspec
 def moe_expert_ffn(device: DeviceInfo) -> Offers:
-    """Gated feed-forward of the local experts over an expert-major or masked batch."""
+    """Gated feed-forward of the local experts over a dispatched batch of any layout."""
 
 
 @hookspec

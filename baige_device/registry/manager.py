@@ -58,32 +58,38 @@ class Backend:
         """The device-node check, or None when the backend is broken or has none."""
         if self.broken or "baige_hardware" not in self.implemented:
             return None
-        verdict: Verdict = self.hooks.baige_hardware()[0]
+        verdict: Verdict = self._answer("baige_hardware", Verdict)
         return verdict
 
     def probe(self) -> Probe:
         """Run the probe; its exceptions propagate to the caller, which decides how loud they are."""
-        probe = self.hooks.baige_probe()[0]
-        if not isinstance(probe, Probe):
-            raise BackendError(f"backend {self.name!r}: baige_probe: expected a Probe, got {probe!r}")
+        probe: Probe = self._answer("baige_probe", Probe)
         return probe
 
     def findings(self, device: DeviceInfo) -> list[Finding]:
         """What the backend wants `doctor` to show; may run self-tests on the device."""
         if "baige_findings" not in self.implemented:
             return []
-        return list(self.hooks.baige_findings(device=device)[0])
+        return [item for found in self.hooks.baige_findings(device=device) for item in found]
 
     def offers(self, op: str, device: DeviceInfo) -> list[Offer]:
         """All offers for one op, best tier first."""
         if op not in self.implemented:
             return []
         answer = getattr(self.hooks, op)(device=device)
-        found = [offer for item in answer for offer in ([item] if isinstance(item, Offer) else item)]
+        found = [offer for item in answer for offer in (item if isinstance(item, Sequence) else [item])]
         for offer in found:
             if not isinstance(offer, Offer):
                 raise BackendError(f"backend {self.name!r}: hook {op}: expected Offer(s) or None, got {offer!r}")
         return sorted(found, key=lambda offer: -offer.tier)
+
+    def _answer(self, hook: str, kind: type) -> Any:
+        """What a hook without arguments returned; pluggy drops None, and a backend that says nothing is broken."""
+        answers = getattr(self.hooks, hook)()
+        answer = answers[0] if answers else None
+        if not isinstance(answer, kind):
+            raise BackendError(f"backend {self.name!r}: {hook}: expected a {kind.__name__}, got {answer!r}")
+        return answer
 
 
 def sources(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> list[Source]:

@@ -42,7 +42,7 @@ def resolve(
     reference: Backend | None = None,
     allow_fallback: bool = False,
 ) -> dict[str, Resolution]:
-    """Resolve all ops.
+    """Resolve all ops. One that is switched off is absent, whatever the needs.
 
     `choices` maps an op to `tuned|portable|reference|off`. `reference` is the reference backend; an op may use it when
     the user chose that tier for the op, or when `allow_fallback` and the backend's own offers cannot serve.
@@ -82,26 +82,26 @@ def _resolve_op(
     for candidate in candidates:
         if not candidate.refusal:
             fell_back = candidate in spare
-            reason = "best tier that serves all needs"
+            reason = f"chosen by BAIGE_OPS={op}={choice}" if choice else "best tier that serves all needs"
             if fell_back:
                 reason = f"allowed by the user; {_refusals(own) or f'{backend.name} offers none'}"
             return Resolution(op, candidate, reason, candidates, fell_back)
     reason = _refusals(candidates) or f"{backend.name} offers no {op}"
     if needs or choice:
         asked = "; ".join(need.describe() for need in needs) or f"BAIGE_OPS={op}={choice}"
-        raise OpUnsupported(op, backend.name, f"{reason} [asked by {asked}]")
+        raise OpUnsupported(op, backend.name, reason, asked)
     return Resolution(op, None, reason, candidates)
 
 
 def _judge(offer: Offer, needs: Sequence[Need], choice: str) -> str:
     if choice and Tier[choice.upper()] is not offer.tier:
-        return f"BAIGE_OPS asks for the {choice} tier"
+        return f"the {choice} tier was asked for"
     if not offer.available:
         return offer.available.reason
     for need in needs:
         verdict = offer.supports(need)
         if not verdict:
-            return f"{need.describe()}: {verdict.reason}"
+            return verdict.reason if len(needs) == 1 else f"{need.describe()}: {verdict.reason}"
     return ""
 
 

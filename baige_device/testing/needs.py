@@ -41,6 +41,7 @@ NEED_KEYS: dict[str, str] = {
     "extra": "sparse_attention: True with a second index set",
     "layout": "moe: `flat`, `expert_major` or `masked`",
     "alignment": "moe_dispatch: row padding of each expert",
+    "scale_blocks": "moe_dispatch: scales a row of a quantised payload (columns of `x_scales`)",
     "num_experts": "moe: experts of all ranks",
     "hidden_size": "moe: H",
     "activation": "moe_expert_ffn: `silu` or `gelu`",

@@ -66,7 +66,11 @@ def open_backend(name: str, plugin: str = "", candidates: Sequence[Source] | Non
     backend = load_backend(name, found)
     if backend.error is not None:
         raise BackendError(f"backend {name!r} ({backend.origin}) is broken: {backend.error}") from backend.error
-    probe = backend.probe()
+    try:
+        probe = backend.probe()
+    except Exception as error:  # a vendor's library raises anything
+        cause = f"{type(error).__name__}: {error}"
+        raise BackendError(f"backend {name!r} ({backend.origin}): its probe fails: {cause}") from error
     if not probe.present:
         raise BackendError(f"backend {name!r} ({backend.origin}) is not usable here: {probe.reason}")
     return backend, probe.device(name)
@@ -97,7 +101,10 @@ class Runner:
             raise ValueError(f"tier: expected tuned, portable, reference or '', got {tier!r}")
         self.backend = backend
         self.device = device
-        self.torch_device = torch.device(torch_device or device.torch_device)
+        try:
+            self.torch_device = torch.device(torch_device or device.torch_device)
+        except RuntimeError as error:
+            raise ValueError(f"device: expected a torch device such as cuda:1, got {torch_device!r}") from error
         self.seed = seed
         self.tier = tier
         self.large = large

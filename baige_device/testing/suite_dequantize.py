@@ -154,6 +154,8 @@ def _bad() -> Case:
         "scales.shape": lambda lab, args: {"scales": args["scales"][:, 1:]},
         "scales.dtype": lambda lab, args: {"scales": args["scales"].double()},
         "block": lambda lab, args: {"block": (0, 64)},
+        "payload.stride": lambda lab, args: {"payload": args["payload"].T.contiguous().T},
+        "dtype": lambda lab, args: {"out": None, "dtype": torch.int32},
         "out.shape": lambda lab, args: {"out": args["out"][1:]},
         "out.dtype": lambda lab, args: {"out": args["out"].view(torch.int16)},
     }

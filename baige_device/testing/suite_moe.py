@@ -50,7 +50,14 @@ class Moe:
             "topk": self.topk,
             "hidden_size": self.hidden,
         }
+        if self.scale_blocks:
+            found["scale_blocks"] = self.scale_blocks
         return {**found, "alignment": self.alignment} if self.alignment > 1 else found
+
+    @property
+    def answer_dtype(self) -> torch.dtype:
+        """What the experts answer in: int8 is a payload only."""
+        return torch.bfloat16 if self.dtype is torch.int8 else self.dtype
 
 
 def cases() -> list[Case]:
@@ -102,6 +109,11 @@ def rank_cases() -> list[Case]:
         if layout == "expert_major":
             points["aligned"] = replace(base, alignment=16)
         for name, point in points.items():
+            case = f"ranks-{layout}-{name}"
+            found.append(Case(DISPATCH, case, partial(_dispatch_case, point), point.params, tags=RANKS))
+            found.append(Case(COMBINE, case, partial(_combine_case, point, True), point.params, (DISPATCH,), RANKS))
+        int8 = replace(base, dtype=torch.int8, scale_blocks=1)
+        for name, point in (("int8", int8), ("int8-half-minus", replace(int8, pattern="half-minus"))):
             case = f"ranks-{layout}-{name}"
             found.append(Case(DISPATCH, case, partial(_dispatch_case, point), point.params, tags=RANKS))
             found.append(Case(COMBINE, case, partial(_combine_case, point, True), point.params, (DISPATCH,), RANKS))
@@ -208,28 +220,28 @@ def _combine_case(point: Moe, given_out: bool, lab: Lab) -> float:
     batch = _dispatch(point, lab, world)
     verify_dispatch(world, lab.rank, point.layout, point.alignment, batch)
     answers = _answers(point, lab, world)
-    y = torch.full(batch.x.shape, float("nan"), dtype=point.dtype)
+    y = torch.full(batch.x.shape, float("nan"), dtype=point.answer_dtype)
     for place, (source, token), expert in live_places(world, lab.rank, batch):
         y[place] = answers[source][token, lab.rank if expert < 0 else lab.rank * world.local_experts + expert]
     args: dict[str, Any] = {"y": y.to(lab.device), "batch": batch}
     if given_out:
-        args["out"] = lab.out((world.x[lab.rank].shape[0], point.hidden), point.dtype)
+        args["out"] = lab.out((world.x[lab.rank].shape[0], point.hidden), point.answer_dtype)
     before = twins(args)
     lab.pause()
     got = lab.ops.moe_combine(**args)
     lab.synchronize()
     check_untouched(args, before, ("out",))
     expect(not given_out or got.data_ptr() == args["out"].data_ptr(), "result: expected the buffer given as out")
-    expect(got.dtype == point.dtype, f"result.dtype: expected {point.dtype}, got {got.dtype}")
+    expect(got.dtype == point.answer_dtype, f"result.dtype: expected {point.answer_dtype}, got {got.dtype}")
     kind = "combine" if lab.size == 1 else "combine_ranks"
-    return check_close("result", got, _combined(point, lab.rank, world, answers), limit(kind, point.dtype))
+    return check_close("result", got, _combined(point, lab.rank, world, answers), limit(kind, point.answer_dtype))
 
 
 def _answers(point: Moe, lab: Lab, world: World) -> list[Tensor]:
     """What each (token, expert) answers; in the flat layout what each (token, rank) answers."""
     columns = world.size if point.layout == "flat" else world.num_experts
     return [
-        torch.randn(x.shape[0], columns, point.hidden, generator=lab.generator(100 + rank)).to(point.dtype)
+        torch.randn(x.shape[0], columns, point.hidden, generator=lab.generator(100 + rank)).to(point.answer_dtype)
         for rank, x in enumerate(world.x)
     ]
 

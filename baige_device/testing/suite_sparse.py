@@ -299,6 +299,7 @@ def _bad() -> Case:
         "indices.shape": lambda lab, args: {"indices": args["indices"][1:]},
         "extra_indices: beyond": lambda lab, args: {"extra_indices": args["extra_indices"] + 10_000},
         "extra_k: without indices": lambda lab, args: {"extra_indices": None},
+        "extra_k.dtype": lambda lab, args: {"extra_k": args["extra_k"].double()},
         "q.dtype": lambda lab, args: {"q": args["q"].to(torch.int32)},
         "k_rows.shape": lambda lab, args: {"k_rows": args["k_rows"][..., :100]},
         "k_rows.dtype": lambda lab, args: {"kv_format": "fp8_ds_mla"},

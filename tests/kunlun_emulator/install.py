@@ -11,10 +11,12 @@ from pathlib import Path
 from kunlun_emulator.profiles import PROFILES, Profile
 from kunlun_emulator.state import STATE, State
 
-__all__ = ["SITE", "installed"]
+__all__ = ["DEEP_EP_SITE", "SITE", "installed"]
 
 SITE = Path(__file__).parent / "site"
-_MODULES = ("torch_xmlir", "kunlun_ops", "xtorch_ops", "xspeedgate_ops")
+DEEP_EP_SITE = Path(__file__).parent / "deep_ep_site"
+"""`deep_ep` is apart, because engines look whether it can be found and then expect the upstream library."""
+_MODULES = ("torch_xmlir", "kunlun_ops", "xtorch_ops", "xspeedgate_ops", "deep_ep", "deep_ep.buffer_v2")
 
 
 @contextlib.contextmanager
@@ -24,12 +26,14 @@ def installed(profile: str | Profile = "torch2.9") -> Iterator[State]:
     STATE.profile = PROFILES[profile] if isinstance(profile, str) else profile
     STATE.reset()
     _unload()
-    sys.path.insert(0, str(SITE))
+    sites = [str(SITE), *([str(DEEP_EP_SITE)] if "deep_ep" in STATE.profile.modules else [])]
+    sys.path[:0] = sites
     importlib.invalidate_caches()
     try:
         yield STATE
     finally:
-        sys.path.remove(str(SITE))
+        for site in sites:
+            sys.path.remove(site)
         _unload()
         STATE.profile = before
         STATE.registered.clear()

@@ -30,6 +30,9 @@ def apply() -> None:
         _replace(dist, name, _checked(getattr(dist, name), _FLOAT8, "has no such type"))
     for name in _REDUCING:
         _replace(dist, name, _checked(getattr(dist, name), _FLOAT8 | {torch.int8}, "would add it as another type"))
+    if STATE.profile.group_backend:
+        _replace(dist, "get_backend", lambda group=None: STATE.profile.group_backend)
+        _replace(dist, "all_to_all_single", _no_all_to_all)
 
 
 def undo() -> None:
@@ -64,6 +67,10 @@ def _checked(function: Callable[..., Any], refused: set[torch.dtype], why: str) 
         return function(*args, **kwargs)
 
     return collective
+
+
+def _no_all_to_all(*args: Any, **kwargs: Any) -> None:
+    raise ChipError(f"Backend {STATE.profile.group_backend} does not support alltoall_base")
 
 
 def _register(address: int, num_bytes: int, flags: int) -> int:

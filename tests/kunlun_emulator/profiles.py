@@ -25,6 +25,10 @@ class Profile:
     window_counts_self: bool = False
     flash_skips_negative: bool = True
     moe_stable: bool = True
+    deep_ep_order: str = "source"
+    """Order of the rows that deep_ep's dispatch delivers: by `source` rank and token, or `token` first."""
+    group_backend: str = ""
+    """What process groups are called, when not by their real name; they then lack all_to_all_single."""
     register_status: int = 0
     """What cudaHostRegister returns."""
 
@@ -40,6 +44,13 @@ PROFILES: dict[str, Profile] = {
         Profile("legacy", modules=frozenset({"torch_xmlir", "xtorch_ops", "xspeedgate_ops"}), absent=_NO_SPEED_29),
         Profile("pages_only", absent=_NO_SPEED_29, item_step_bytes=64 * 1152),
         Profile("no_topk", absent=frozenset({"xspeedgate_ops.topk_per_row"})),
+        Profile("deep_ep", modules=frozenset({"torch_xmlir", "kunlun_ops", "xspeedgate_ops", "deep_ep"})),
+        Profile(
+            "deep_ep_by_token",
+            modules=frozenset({"torch_xmlir", "kunlun_ops", "xspeedgate_ops", "deep_ep"}),
+            deep_ep_order="token",
+        ),
+        Profile("no_all_to_all", group_backend="other"),
         Profile("kv_lod_rows", kv_lod="row_ids"),
         Profile("kv_lod_positions", kv_lod="positions"),
     )

@@ -59,10 +59,15 @@ def matmul(
     op = "matmul"
     expect(not x_trans and w_trans, op, "only x [M, K] and w [N, K] are emulated")
     dtype(op, torch.float32, bias=bias, x_pc_max=x_pc_max, w_pc_max=w_pc_max)
-    contiguous(op, x=x, w=w, out=out)
-    product = x.float() @ w.float().T
+    contiguous(op, x=x, w=w, out=out, x_pc_max=x_pc_max, w_pc_max=w_pc_max)
+    dtype(op, x.dtype, w=w)
+    dtype(op, _FLOATS, out=out)
+    shape(op, "w", w, -1, x.shape[1])
+    shape(op, "out", out, x.shape[0], w.shape[0])
+    product = (x.double() @ w.double().T).float() if x.dtype is torch.int8 else x.float() @ w.float().T
     if x.dtype is torch.int8:
         expect(x_pc_max is not None and w_pc_max is not None, op, "int8 operands need their absmax")
+        expect(x_pc_max.numel() == x.shape[0] and w_pc_max.numel() == w.shape[0], op, "one absmax a row")
         assert x_pc_max is not None
         assert w_pc_max is not None
         product = product * (x_pc_max.view(-1, 1) / 127.0) * (w_pc_max.view(1, -1) / 127.0)

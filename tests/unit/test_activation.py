@@ -8,7 +8,6 @@ import multiprocessing
 import pytest
 
 import baige_device
-from baige_device.activation import on_activation
 from baige_device.errors import ActivationError, BaigeError, OpUnsupported, RankMismatch
 from baige_device.record import compare_records
 from baige_device.registry.offers import Need
@@ -90,17 +89,6 @@ def test_ranks_that_differ_are_named_with_the_first_difference() -> None:
     compare_records([record, record])
     with pytest.raises(RankMismatch, match=r"ops\.kv_write\.tier: rank 0 has 'reference', rank 2 has 'tuned'"):
         compare_records([record, record, other])
-
-
-def test_observers_see_later_activations_once() -> None:
-    seen = []
-    on_activation(seen.append)
-    active = baige_device.activate()
-    baige_device.activate()
-    assert seen == [active]
-    from baige_device import activation
-
-    activation._observers.remove(seen.append)
 
 
 def test_all_errors_share_a_base() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from baige_device.cli.diagnosis import Diagnosis
 from baige_device.ops import OP_NAMES, contract
+from baige_device.testing.report import OpSummary, make_report
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +33,14 @@ def test_reference_pages_are_current() -> None:
         [sys.executable, "scripts/generate_docs.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_every_key_of_the_json_formats_is_documented() -> None:
+    page = (ROOT / "docs" / "json.md").read_text()
+    report = make_report([], backend="b", origin="o", device="d", tier="", seed=0, ranks=1)
+    op = OpSummary("kv_write", ())
+    for key in (*(field.name for field in dataclasses.fields(Diagnosis)), *report.as_dict(), *op.as_dict()):
+        assert f'"{key}": ' in page, f"docs/json.md lacks {key}"
 
 
 def test_both_readmes_give_the_same_commands() -> None:

@@ -30,6 +30,24 @@ def test_engine_option_beats_environment_beats_file(monkeypatch: pytest.MonkeyPa
     assert load_settings({"backend": "engine"}).backend == "engine"
 
 
+def test_ops_of_all_sources_are_merged_op_by_op(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "baige.toml"
+    file.write_text('[ops]\nkv_write = "off"\nindex_topk = "off"\nattend_paged = "off"\n')
+    monkeypatch.setenv("BAIGE_CONFIG", str(file))
+    monkeypatch.setenv("BAIGE_OPS", "index_topk=portable,attend_paged=portable")
+    merged = load_settings({"ops": {"attend_paged": "tuned"}}).ops
+    assert merged == {"kv_write": "off", "index_topk": "portable", "attend_paged": "tuned"}
+    assert load_settings({"ops": "attend_paged=tuned"}).ops == merged
+
+
+def test_a_file_that_does_not_parse_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "baige.toml"
+    file.write_text("backend = \n")
+    monkeypatch.setenv("BAIGE_CONFIG", str(file))
+    with pytest.raises(SettingsError, match=r"BAIGE_CONFIG: '.*baige\.toml' is no valid TOML"):
+        load_settings()
+
+
 def test_ops_are_read_from_a_list_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAIGE_OPS", "attend_paged=portable, index_topk=off")
     assert load_settings().ops == {"attend_paged": "portable", "index_topk": "off"}
@@ -39,6 +57,7 @@ def test_ops_are_read_from_a_list_of_pairs(monkeypatch: pytest.MonkeyPatch) -> N
     ("name", "value", "message"),
     [
         ("BAIGE_BACKENDS", "x", r"unknown environment variable BAIGE_BACKENDS \(did you mean BAIGE_BACKEND\?\)"),
+        ("BAIGE_BACKEND__NAME", "x", "unknown environment variable BAIGE_BACKEND__NAME"),
         ("BAIGE_CHECKS", "some", "setting checks.*'some'"),
         ("BAIGE_METRICS_PORT", "70000", "setting metrics_port"),
         ("BAIGE_OPS", "attend_page=portable", r"unknown op 'attend_page' \(did you mean attend_paged\?\)"),

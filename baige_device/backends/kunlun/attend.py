@@ -48,12 +48,16 @@ def attend_paged(
     _refuse_others(q, k_cache, causal, window, logits_soft_cap)
     batch = read_batch(q_starts, seq_lens)
     width = v_dim if v_cache is None else v_cache.shape[3]
+    latent = v_cache is None and (q.shape[2], width) == (MLA_HEAD_SIZE.value, MLA_VALUE_SIZE.value)
+    if not latent and max(q.shape[2], width) > ATTENTION_HEAD_SIZES[-1]:
+        expected = f"up to {ATTENTION_HEAD_SIZES[-1]} columns, or MLA rows of 576 with v_dim=512"
+        raise ContractError(_OP, "q.shape[2]", expected, f"{q.shape[2]} with values of {width}")
     tokens, heads, _ = q.shape
     total = normalise.filled_lse(tokens, heads, q.device)
     if batch.tokens == 0 or batch.longest == 0:
         return partial.deliver(q.new_zeros(tokens, heads, width), total, None, out, lse)
     queries = normalise.dense(q[: batch.tokens])
-    if v_cache is None and (q.shape[2], width) == (MLA_HEAD_SIZE.value, MLA_VALUE_SIZE.value):
+    if latent:
         result, total = mla_dense.attend(queries, k_cache.squeeze(2), block_table, batch, scale, causal, window)
     elif v_cache is not None and _in_place(k_cache, v_cache):
         pages = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
@@ -146,5 +150,3 @@ def _refuse_others(q: Tensor, k_cache: Tensor, causal: bool, window: int, soft_c
         raise ContractError(_OP, "logits_soft_cap", "0 (the Kunlun kernels have none)", str(soft_cap))
     if window and not causal:
         raise ContractError(_OP, "window", "0 without causality on Kunlun", str(window))
-    if q.shape[2] > ATTENTION_HEAD_SIZES[-1] and q.shape[2] != MLA_HEAD_SIZE.value:
-        raise ContractError(_OP, "q.shape[2]", f"a head size up to {ATTENTION_HEAD_SIZES[-1]}, or 576", str(q.shape[2]))

@@ -63,6 +63,12 @@ MOE_SMALL_CHOICES = Limit(
     "the permutation uses the matching kernel",
 )
 MOE_STATISTIC_ROWS = Limit(12, "clusters", "block_statistic is int32[12, E] (one row a cluster)", "buffer shape")
+DEEP_EP_ALIGNMENT = Limit(
+    128,
+    "rows an expert",
+    "expert_alignment of deep_ep's dispatch as called (sglang-kunlun 0.1.0)",
+    "passed as it is; the counts that it rounds are not used",
+)
 HOST_REGISTER_ALIGN = Limit(
     1 << 21, "bytes", "sglang-kunlun registers 2 MiB-aligned start and length", "host_alloc aligns both"
 )

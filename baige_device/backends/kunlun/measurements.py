@@ -13,14 +13,17 @@ import torch
 
 from baige_device.backends.kunlun import gather_memcpy, gather_staged, gather_transfer, quantise, sparse
 from baige_device.backends.kunlun.host_alloc import host_alloc as allocate
+from baige_device.backends.kunlun.int8_linear import int8_linear
 from baige_device.backends.kunlun.open_questions import Answer
 from baige_device.registry.offers import DeviceInfo
 
 __all__ = [
     "collective_overlap",
+    "deep_ep_exchange",
     "dequantise_bandwidth",
     "host_link_bandwidth",
     "int8_accuracy",
+    "int8_product",
     "sparse_decode_or_prefill",
     "sparse_topk_alignment",
     "transfer_capture",
@@ -105,6 +108,29 @@ def int8_accuracy(device: DeviceInfo) -> Answer:
         fine = fine and steps <= 0.501
         lines.append(f"{width}: {steps:.3f}")
     return Answer(fine, f"largest error in steps by row width: {', '.join(lines)} (bound 0.5)")
+
+
+def int8_product(device: DeviceInfo) -> Answer:
+    """Products of several depths against float64, as a share of the bound that `int8_linear` states."""
+    lines, fine = [], True
+    for depth in (64, 1536, 7168):
+        generator = torch.Generator().manual_seed(depth)
+        x = torch.randn(5, depth, generator=generator).to(device.torch_device, torch.bfloat16)
+        w = torch.randint(-127, 128, (48, depth), generator=generator).to(device.torch_device, torch.int8)
+        scales = (torch.rand(48, 1, generator=generator) + 0.5).to(device.torch_device)
+        got = int8_linear(x, w, scales).double().cpu()
+        real = w.double().cpu() * scales.double().cpu()
+        want = x.double().cpu() @ real.T
+        step = 0.5 * x.double().cpu().abs().amax(1, keepdim=True) / 127
+        share = float(((got - want).abs() / (step * real.abs().sum(1) + want.abs() / 256)).max())
+        fine = fine and share <= 1.01
+        lines.append(f"{depth}: {share:.2f}")
+    return Answer(fine, f"largest error as a share of the bound by depth: {', '.join(lines)}")
+
+
+def deep_ep_exchange(device: DeviceInfo) -> Answer:
+    """Each group asks this itself at its first dispatch: it needs the group's ranks."""
+    return Answer(False, "not answered: it needs several ranks; a group with deep_ep answers it at its first dispatch")
 
 
 def collective_overlap(device: DeviceInfo) -> Answer:

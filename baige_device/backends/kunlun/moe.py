@@ -1,51 +1,44 @@
-"""`moe_dispatch` and `moe_combine`: bytes over `all_to_all_single`, the vendor's sort, and `moe_post`."""
+"""`moe_dispatch` and `moe_combine`: a transport between ranks, the vendor's sort, and `moe_post`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from baige_device.backends.kunlun import normalise, rows, vendor
+from baige_device.backends.kunlun import moe_exchange, normalise, rows, vendor
 from baige_device.backends.kunlun.kv_write import HALF
+from baige_device.backends.kunlun.moe_exchange import Arrived, Route
 from baige_device.backends.kunlun.moe_sort import Sorted, live_choice, sort_by_expert, without_repeats
 from baige_device.errors import ContractError
 from baige_device.ops.fp8_all_gather.contract import group_rank_and_size
 from baige_device.ops.moe_dispatch.contract import ExpertBatch
-from baige_device.ops.moe_dispatch.exchange import agree, exchange_rows, join_columns, split_columns
+from baige_device.ops.moe_dispatch.exchange import agree
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Handle", "moe_combine", "moe_dispatch", "weighted_sum"]
+__all__ = ["Handle", "Send", "dispatch_over", "moe_combine", "moe_dispatch", "weighted_sum"]
 
 _OP = "moe_dispatch"
+Send = Callable[..., tuple[Route, Arrived]]
+"""A transport, called as `moe_exchange.send`."""
 
 
 @dataclass(frozen=True)
 class Handle:
     """How the rows travelled and where they lie, for the way back."""
 
-    group: ProcessGroup | None
     tokens: int
-    sent: Tensor | None
-    """int64: the token of each row that this rank sent; None when the received rows are the tokens themselves."""
-    sends: list[int]
-    receives: list[int]
+    route: Route | None
+    """None when the received rows are the tokens themselves."""
     slots: Tensor | None = None
     """int64 `[R, k]`: row of each choice in the layout, -1 for choices that are not here; None when flat."""
     weights: Tensor | None = None
     """fp32 `[R, k]`, 0 for choices that are not here; None when flat."""
-
-
-@dataclass(frozen=True)
-class _Arrived:
-    x: Tensor
-    ids: Tensor
-    weights: Tensor
-    scales: Tensor | None
 
 
 def moe_dispatch(
@@ -60,16 +53,45 @@ def moe_dispatch(
     alignment: int = 1,
     x_scales: Tensor | None = None,
 ) -> ExpertBatch:
-    """See the contract. One row a (token, rank) crosses the link. One rank and `masked`: fixed shapes, no sync."""
+    """See the contract. One rank and `masked`: fixed shapes, no sync."""
+    return dispatch_over(
+        moe_exchange.send,
+        x,
+        topk_ids,
+        topk_weights,
+        num_experts=num_experts,
+        layout=layout,
+        max_tokens_per_rank=max_tokens_per_rank,
+        group=group,
+        alignment=alignment,
+        x_scales=x_scales,
+    )
+
+
+def dispatch_over(
+    send: Send,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    num_experts: int,
+    layout: str,
+    max_tokens_per_rank: int,
+    group: ProcessGroup | None,
+    alignment: int,
+    x_scales: Tensor | None,
+) -> ExpertBatch:
+    """`moe_dispatch` over a transport, and the layout of what arrived."""
     rank, size = group_rank_and_size(group)
     local = num_experts // size
     ids, weights = without_repeats(topk_ids.to(torch.int32), topk_weights)
     if size == 1 and layout != "flat":
         agree(_OP, x.shape[0], max_tokens_per_rank, [x.shape[0]], group, x.device)
-        handle = Handle(group, x.shape[0], None, [], [])
-        arrived = _Arrived(x, ids, weights, x_scales)
+        handle = Handle(x.shape[0], None)
+        arrived = Arrived(x, ids, weights, x_scales)
     else:
-        handle, arrived = _travel(x, ids, weights, x_scales, local, max_tokens_per_rank, group)
+        route, arrived = send(x, ids, weights, x_scales, local, max_tokens_per_rank, group)
+        handle = Handle(x.shape[0], route)
     here = (arrived.ids >= 0) & (torch.div(arrived.ids, local, rounding_mode="floor") == rank)
     ids = torch.where(here, arrived.ids - rank * local, -1)
     weights = torch.where(here, arrived.weights, 0.0)
@@ -79,32 +101,10 @@ def moe_dispatch(
     return _by_expert(handle, layout, arrived, ids, weights, local, alignment, max_tokens_per_rank * size)
 
 
-def _travel(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    scales: Tensor | None,
-    local: int,
-    capacity: int,
-    group: ProcessGroup | None,
-) -> tuple[Handle, _Arrived]:
-    _, size = group_rank_and_size(group)
-    owners = torch.where(ids >= 0, torch.div(ids, local, rounding_mode="floor"), -1)
-    wanted = (owners.unsqueeze(0) == torch.arange(size, device=x.device).view(-1, 1, 1)).any(2)
-    sends: list[int] = normalise.host_copy(wanted.sum(1)).tolist()
-    receives = agree(_OP, x.shape[0], capacity, sends, group, x.device)
-    sent = wanted.nonzero()[:, 1]
-    columns = [x, ids, weights] if scales is None else [x, ids, weights, scales]
-    packed = exchange_rows(join_columns(columns)[sent], sends, receives, group)
-    x_in, ids_in, weights_in, *rest = split_columns(packed, columns)
-    arrived = _Arrived(x_in, ids_in, weights_in, rest[0] if rest else None)
-    return Handle(group, x.shape[0], sent, sends, receives), arrived
-
-
 def _by_expert(
     handle: Handle,
     layout: str,
-    arrived: _Arrived,
+    arrived: Arrived,
     ids: Tensor,
     weights: Tensor,
     experts: int,
@@ -126,7 +126,7 @@ def _by_expert(
     slots = torch.where(ids >= 0, first.long()[expert] + order.row_of - order.starts.long()[expert], -1)
     laid = _lay_out(arrived.x, slots, shape)
     scales = None if arrived.scales is None else _lay_out(arrived.scales, slots, shape)
-    handle = Handle(handle.group, handle.tokens, handle.sent, handle.sends, handle.receives, slots, weights)
+    handle = Handle(handle.tokens, handle.route, slots, weights)
     return ExpertBatch(layout, laid, counts, starts, None, None, scales, handle)
 
 
@@ -155,10 +155,8 @@ def moe_combine(y: Tensor, batch: ExpertBatch, *, out: Tensor | None = None) -> 
     reduced = y
     if handle.slots is not None and handle.weights is not None:
         reduced = weighted_sum(y.reshape(-1, y.shape[-1]), handle.slots, handle.weights)
-    if handle.sent is not None:
-        home = exchange_rows(reduced, handle.receives, handle.sends, handle.group)
-        total = torch.zeros(handle.tokens, y.shape[-1], dtype=torch.float32, device=y.device)
-        reduced = total.index_add_(0, handle.sent, home.float()).to(y.dtype)
+    if handle.route is not None:
+        reduced = handle.route.bring_home(reduced)
     return reduced if out is None else out.copy_(reduced)
 
 

@@ -126,6 +126,16 @@ QUESTIONS: dict[str, Question] = {
             "the error bound of the int8_absmax wire",
         ),
         _measurement(
+            "int8_product",
+            "How exact is kunlun_ops.matmul on int8 rows with a factor each, and which widths does it take?",
+            "whether int8_linear may consume gathered weights without decoding them",
+        ),
+        _measurement(
+            "deep_ep_exchange",
+            "Does deep_ep keep the order (source rank, token), carry factors exactly, and sum exactly on the way back?",
+            "whether a group's int8 rows travel by deep_ep or by all_to_all_single",
+        ),
+        _measurement(
             "collective_overlap",
             "Does a BKCL collective run beside kernels of another stream, and can it be captured?",
             "the prefetch depth of attention sharding (0 when it does not)",

@@ -181,11 +181,37 @@ _SORT_OPS = ("xspeedgate_ops.moe_pre_small", "kunlun_ops.gen_block_statistic", "
 _LAYOUTS = {"layouts": ("flat", "expert_major", "masked")}
 
 
+_DEEP_EP = tuple(
+    f"deep_ep.{member}" for member in ("dispatch", "combine", "get_dispatch_config", "get_combine_config", "num_sms")
+)
+
+
 @hookimpl
-def moe_dispatch(device: DeviceInfo) -> Offer:
-    return _offer(
-        "moe:moe_dispatch", Tier.TUNED, device, ops=_SORT_OPS, tests=["moe_order"], facts={**_SYNC, **_LAYOUTS}
-    )
+def moe_dispatch(device: DeviceInfo) -> list[Offer]:
+    """Ranks compare the chosen offer, so a rank without deep_ep among others stops the start."""
+    from baige_device.backends.kunlun import moe_exchange
+
+    plain = moe_exchange.reason(str(device.facts.get("distributed_backend", "nccl")))
+    proven = f"deep_ep: on groups that prove it at their first dispatch (probe deep_ep_exchange); else {plain}"
+    facts = {**_SYNC, **_LAYOUTS}
+    return [
+        _offer(
+            "moe_deep_ep:moe_dispatch",
+            Tier.TUNED,
+            device,
+            ops=(*_SORT_OPS, *_DEEP_EP),
+            tests=["moe_order"],
+            facts={**facts, "transport": proven},
+        ),
+        _offer(
+            "moe:moe_dispatch",
+            Tier.TUNED,
+            device,
+            ops=_SORT_OPS,
+            tests=["moe_order"],
+            facts={**facts, "transport": plain},
+        ),
+    ]
 
 
 @hookimpl

@@ -34,14 +34,13 @@ def put_rows(pool: Tensor, rows: Tensor, values: Tensor) -> None:
     """
     if rows.numel() == 0 or pool.numel() == 0:
         return
+    values = values.to(pool.dtype)  # first, since row 0 must survive its rewriting bit by bit
     live = rows >= 0
     first = live.to(torch.int32).argmax().reshape(1)
     any_live = live.any()
     wide = rows.to(torch.int64)
     spare_row = torch.where(any_live, wide.index_select(0, first), 0)
-    spare = torch.where(any_live, values.index_select(0, first), pool[0, 0].unsqueeze(0).to(values.dtype))
+    spare = torch.where(any_live, values.index_select(0, first), pool[0, 0].unsqueeze(0))
     target = torch.where(live, wide, spare_row)
     shape = (-1,) + (1,) * (values.dim() - 1)
-    pool.index_put_(
-        (target // pool.shape[1], target % pool.shape[1]), torch.where(live.view(shape), values, spare).to(pool.dtype)
-    )
+    pool.index_put_((target // pool.shape[1], target % pool.shape[1]), torch.where(live.view(shape), values, spare))

@@ -80,10 +80,8 @@ def _all_gather(params: Params, device: DeviceInfo) -> str:
 
 def _attend(params: Params, device: DeviceInfo) -> str:
     head, value = params.get("head_size", 0), params.get("v_head_size", 0)
-    if max(head, value) > ATTENTION_HEAD_SIZES[-1] and (head, value or MLA_VALUE_SIZE.value) != (
-        MLA_HEAD_SIZE.value,
-        MLA_VALUE_SIZE.value,
-    ):
+    latent = (head, value or MLA_VALUE_SIZE.value) == (MLA_HEAD_SIZE.value, MLA_VALUE_SIZE.value)
+    if max(head, value) > ATTENTION_HEAD_SIZES[-1] and (not latent or params.get("mla") is False):
         return f"head sizes above {ATTENTION_HEAD_SIZES[-1]} are served for MLA 576/512 only, not {head}/{value}"
     if params.get("soft_cap"):
         return "the kernels have no soft cap"
@@ -147,6 +145,14 @@ def _dispatch(params: Params, device: DeviceInfo) -> str:
     return ""
 
 
+def _deep_ep(params: Params, device: DeviceInfo) -> str:
+    if params.get("ranks", 2) == 1:
+        return "one rank exchanges nothing"
+    if params.get("dtype") != "int8" or params.get("scale_blocks") != 1:
+        return "deep_ep carries int8 rows with one scale each (dtype=int8, scale_blocks=1)"
+    return "deep_ep reads counts on the host" if params.get("graph") else ""
+
+
 def _ffn(params: Params, device: DeviceInfo) -> str:
     return _dtype_in(params, _HALF)
 
@@ -178,6 +184,7 @@ _RULES: dict[str, Callable[[Params, DeviceInfo], str]] = {
     "kv_write:kv_write": _no_fp8,
     "kv_write:kv_write_portable": _no_fp8,
     "moe:moe_dispatch": _dispatch,
+    "moe_deep_ep:moe_dispatch": _deep_ep,
     "moe_ffn:moe_expert_ffn": _ffn,
     "moe:moe_combine": _combine,
 }

@@ -22,6 +22,7 @@ from baige_device.registry.offers import Verdict
 
 __all__ = [
     "VendorLibraryError",
+    "deep_ep_buffer",
     "forget",
     "has",
     "host_runtime",
@@ -34,6 +35,7 @@ __all__ = [
 _KERNELS = "kunlun_ops"
 _OLD_KERNELS = "xtorch_ops"
 _SPEED = "xspeedgate_ops"
+_EXCHANGE = "deep_ep"
 
 
 class VendorLibraryError(BackendError):
@@ -76,15 +78,29 @@ def speed_ops() -> Any:
     return torch.ops.xspeedgate_ops
 
 
+@functools.cache
+def deep_ep_buffer() -> Any:
+    """The class `deep_ep.buffer_v2.BufferV2` of the vendor's DeepEP port, or None in a `deep_ep` without it.
+
+    Raises:
+        ModuleNotFoundError, VendorLibraryError: as `load_torch_xmlir`.
+    """
+    _load(_EXCHANGE)
+    return getattr(_load(f"{_EXCHANGE}.buffer_v2"), "BufferV2", None)
+
+
 def forget() -> None:
     """Drop the cached modules (tests, and `doctor` after an installation)."""
     kernel_module.cache_clear()
     speed_ops.cache_clear()
+    deep_ep_buffer.cache_clear()
     _namespace.cache_clear()
 
 
 def has(name: str) -> bool:
-    """Whether `kunlun_ops.X` or `xspeedgate_ops.X` exists. False as well when the module is not installed.
+    """Whether `kunlun_ops.X`, `xspeedgate_ops.X` or `deep_ep.X` (a member of its buffer class) exists.
+
+    False as well when the module is not installed.
 
     Raises:
         VendorLibraryError: the module is there and does not load.
@@ -98,7 +114,7 @@ def has(name: str) -> bool:
 def _namespace(module: str) -> Any:
     """The module's ops, or None when it is not installed."""
     try:
-        return {_KERNELS: kernel_module, _SPEED: speed_ops}[module]()
+        return {_KERNELS: kernel_module, _SPEED: speed_ops, _EXCHANGE: deep_ep_buffer}[module]()
     except ModuleNotFoundError:
         return None
 

@@ -119,10 +119,13 @@ def _answers(point: importlib.metadata.EntryPoint) -> bool:
 
 
 def _mount() -> None:
+    settings = load_settings()
+    if not settings.enabled:  # by the TOML file; the environment's `off` never comes here
+        return
     try:
         WINDOW.check()
     except MountError as error:
-        if load_settings().backend != "auto":
+        if settings.backend != "auto":
             raise
         logger.warning("%s; baige-device mounts nothing", error)
         return

@@ -144,10 +144,8 @@ def verify(features: Sequence[str]) -> None:
     Raises:
         MountError: listing all rows that are not.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
     LEDGER.verify_applied(features)
-    missing = [target for target in _hooked if _dotted(target) not in HookRegistry._patched]
+    missing = [target for target in _hooked if LEDGER.resolve(target)[2] is LEDGER.applied[target]]
     if missing:
         raise MountError(f"sglang: hooks not applied: {', '.join(missing)}; see 'Failed to apply hooks' above")
 

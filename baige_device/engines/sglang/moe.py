@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from baige_device.activation import current
 from baige_device.engines.sglang.ledger import MOE_CLASS, MOE_DISPATCHER, hook
 from baige_device.errors import MountError
-from baige_device.ops.moe_expert_ffn.contract import ACTIVATIONS
 
 if TYPE_CHECKING:
     from baige_device.settings import Settings
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["OPS", "install", "is_ours"]
 
 OPS = ("moe_dispatch", "moe_expert_ffn", "moe_combine")
+ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}
+"""SGLang's names -> the op's. SGLang's `gelu` is the exact (erf) form, which the op does not have."""
 ALL_TO_ALL = "deepep"
 """`--moe-a2a-backend deepep` on our platform: tokens travel by our dispatch and combine instead of DeepEP's kernels."""
 
@@ -40,9 +41,8 @@ def experts_forward(self: Any, layer: Any, dispatch_output: Any) -> Any:
     """SGLang's expert computation of an unquantised layer."""
     from baige_device.engines.sglang.dispatchers import Combine
 
-    y = current().ops.moe_expert_ffn(
-        dispatch_output.batch, layer.w13_weight, layer.w2_weight, activation=self.moe_runner_config.activation
-    )
+    activation = ACTIVATIONS[self.moe_runner_config.activation]
+    y = current().ops.moe_expert_ffn(dispatch_output.batch, layer.w13_weight, layer.w2_weight, activation=activation)
     return Combine(y, dispatch_output.batch)
 
 

@@ -39,11 +39,14 @@ def model_needs(runner: Any, *, attention: bool, experts: bool) -> list[Need]:
         needs.append(write)
         topk = int(config.hf_config.index_topk)
         needs.append(Need("sparse_attention", who, {**shape, "topk": topk, "kv_format": "plain"}))
-        index = {"dtype": dtype, "head_size": int(config.hf_config.index_head_dim), "topk": topk}
-        needs.append(Need("index_topk", who, {**index, "num_q_heads": int(config.hf_config.index_n_heads)}))
+        keys = {"dtype": dtype, "head_size": int(config.hf_config.index_head_dim)}
+        needs.append(Need("kv_write", who, {**keys, "num_kv_heads": 1}))
+        index = {**keys, "topk": topk, "num_q_heads": int(config.hf_config.index_n_heads)}
+        needs.append(Need("index_topk", who, index))
     elif attention or mla:  # SGLang has no MLA of its own without an accelerator
         window = int(config.sliding_window_size or 0)
-        needs += [write, Need("attend_paged", who, {**shape, "window": window})]
+        soft_cap = float(getattr(config.hf_text_config, "attn_logit_softcapping", None) or 0.0)
+        needs += [write, Need("attend_paged", who, {**shape, "window": window, "soft_cap": soft_cap})]
     if experts and _routed_experts(config.hf_text_config):
         needs += [Need(op, who, {"dtype": dtype, "layout": MOE_LAYOUT}) for op in _MOE_OPS]
     return needs

@@ -1,4 +1,4 @@
-"""The out-of-tree platform: reference backend and outside chips. Never used on NVIDIA.
+"""The out-of-tree platform: reference backend, Kunlun and outside chips. Never used on NVIDIA.
 
 Identity and memory come from the chip that baige-device chose; everything else is SGLang's conservative default
 (no graphs, no triton), so that a chip works before it is tuned.

@@ -63,6 +63,8 @@ def mount() -> None:
     if _failure is not None:
         raise MountError(f"vllm: baige-device cannot provide the platform: {_failure}") from _failure
     settings = load_settings()
+    if not settings.enabled:  # by the TOML file; the environment's `off` never comes here
+        return
     try:
         WINDOW.check()
     except MountError as error:
@@ -106,7 +108,7 @@ def _platform_path(settings: Settings) -> str | None:
 
 def _chosen(asked: str) -> Chosen | None:
     """The backend that gets its platform from us, or None."""
-    if asked == "auto" and not worth_probing():
+    if asked == "off" or (asked == "auto" and not worth_probing()):
         return None
     if asked != "auto" and not gets_our_platform(asked):
         return None

@@ -15,6 +15,7 @@ __all__ = [
     "engine_name",
     "has_kernel_registry",
     "has_named_backends",
+    "host_rank",
     "index_cache_spec",
     "init_runner",
     "router_ops_take_padding",
@@ -53,6 +54,16 @@ def has_kernel_registry() -> bool:
 def slot_mapping_takes_kernel_blocks(kernel: Any) -> bool:
     """In 0.31 the slot-mapping kernel gets the block size as an argument of its own, behind the stride."""
     return "BLOCKS_PER_KV_BLOCK" in inspect.signature(getattr(kernel, "fn", kernel)).parameters
+
+
+def host_rank(parallel_config: Any, world: Any) -> int:
+    """Rank of this process among all workers of a server.
+
+    Data-parallel replicas of a MoE model share one world group; those of a dense model have a world of ranks each.
+    """
+    shared = parallel_config.data_parallel_size > 1
+    replica = 0 if shared else int(getattr(parallel_config, "data_parallel_index", 0) or 0)
+    return replica * int(world.world_size) + int(world.rank_in_group)
 
 
 def init_runner(worker: Any) -> None:

@@ -68,7 +68,7 @@ class PrepareFinalize(mk.FusedMoEPrepareAndFinalizeModular):
             a1 = a1 * topk_weights.to(a1.dtype)
             topk_weights = torch.ones_like(topk_weights)
         if expert_map is not None and not self.exchanges:
-            topk_ids, num_experts = expert_map[topk_ids.long()], self.local_experts
+            topk_ids, num_experts = _local_ids(topk_ids, expert_map), self.local_experts
         batch: ExpertBatch = self.ops.moe_dispatch(
             a1,
             topk_ids,
@@ -97,6 +97,11 @@ class PrepareFinalize(mk.FusedMoEPrepareAndFinalizeModular):
         batch, self.batch = self.batch, None
         assert batch is not None
         self.ops.moe_combine(fused_expert_output, batch, out=output)
+
+
+def _local_ids(topk_ids: Tensor, expert_map: Tensor) -> Tensor:
+    """Global expert ids -> this rank's, -1 for those of other ranks; the -1 of a padded token stays."""
+    return expert_map[topk_ids.clamp_min(0).long()].masked_fill(topk_ids < 0, -1)
 
 
 class Experts(mk.FusedMoEExpertsModular):

@@ -58,8 +58,9 @@ def _dense(vllm_config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     head_size, page = model.get_head_size(), vllm_config.cache_config.block_size
     kv_heads = model.get_num_kv_heads(vllm_config.parallel_config)
     heads = model.get_num_attention_heads(vllm_config.parallel_config)
-    window = {"window": model.get_sliding_window() or 0}
-    yield "attend_paged", _shape(heads, kv_heads, head_size, head_size) | {"page_size": page} | window
+    attend = {"page_size": page, "window": model.get_sliding_window() or 0}
+    attend["soft_cap"] = float(getattr(model.hf_text_config, "attn_logit_softcapping", None) or 0.0)
+    yield "attend_paged", _shape(heads, kv_heads, head_size, head_size) | attend
     yield "kv_write", {"num_kv_heads": kv_heads, "head_size": head_size, "page_size": page}
 
 

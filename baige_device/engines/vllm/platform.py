@@ -1,4 +1,4 @@
-"""vLLM's platform for backends whose tensors are host tensors: the reference, and chips from outside of that kind.
+"""vLLM's platform for backends whose tensors are host tensors: the reference, Kunlun's emulator, chips from outside.
 
 Imported only when `activate.platform_path` answered. No compiled library of vLLM is loaded.
 """
@@ -13,6 +13,7 @@ import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from baige_device.engines.vllm import names
+from baige_device.engines.vllm.compat import attention_name
 from baige_device.errors import MountError, SettingsError
 from baige_device.registry.choice import choose
 from baige_device.settings import load_settings
@@ -126,9 +127,10 @@ class BaigePlatform(Platform):
         wanted = names.DENSE
         if attn_selector_config.use_mla:
             wanted = names.SPARSE if attn_selector_config.use_sparse else names.MLA
-        if selected_backend is not None and selected_backend.name != wanted:
+        known = attention_name(wanted)
+        if selected_backend is not None and selected_backend.name != known:
             raise MountError(
-                f"vllm: --attention-backend: expected {wanted} on this platform, got {selected_backend.name}"
+                f"vllm: --attention-backend: expected {known} on this platform, got {selected_backend.name}"
             )
         return names.CLASSES[wanted]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baige_device.activation import Activation, activate
-from baige_device.engines.vllm.compat import engine_name
+from baige_device.engines.vllm.compat import engine_name, host_rank
 from baige_device.engines.vllm.ledger import LEDGER
 from baige_device.engines.vllm.needs import attention_needs
 from baige_device.errors import MountError, SettingsError
@@ -53,7 +53,7 @@ def activate_process(vllm_config: Any, needs: Sequence[Need]) -> Activation:
                 f"{active.resolutions[need.op].reason}; the host has no implementation to leave it to"
             )
     if _active is not active:
-        _compare_and_serve(active)
+        _compare_and_serve(active, vllm_config.parallel_config)
         _active = active
     return active
 
@@ -82,7 +82,7 @@ def share_host_log() -> None:
         ours.propagate = False
 
 
-def _compare_and_serve(active: Activation) -> None:
+def _compare_and_serve(active: Activation, parallel_config: Any) -> None:
     from vllm.distributed.parallel_state import get_world_group
 
     world = get_world_group()
@@ -91,4 +91,4 @@ def _compare_and_serve(active: Activation) -> None:
     if active.settings.metrics_port:
         from baige_device.metrics import serve
 
-        serve(active, world.rank_in_group)
+        serve(active, host_rank(parallel_config, world))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -15,6 +16,7 @@ from baige_device.engines.vllm.ledger import LEDGER
 from baige_device.engines.vllm.mount_platform import mount_features
 from baige_device.engines.vllm.needs import features_of, needs_of
 from baige_device.engines.vllm.process import activate_process
+from baige_device.errors import ActivationError
 
 __all__ = ["Rank"]
 
@@ -56,7 +58,8 @@ class Rank:
         return {"record": active.record.as_dict(), "calls": active.ops.calls(), "mounted": sorted(LEDGER.applied)}
 
     def shutdown(self) -> None:
-        """Log how often each op was called, then shut down."""
-        calls = {op: count for op, count in current().ops.calls().items() if count}
-        logger.info("rank %d op calls: %s", self.rank, ", ".join(f"{op} {count}" for op, count in calls.items()))
+        """Log how often each op was called, then shut down; a start that failed before activation has no calls."""
+        with contextlib.suppress(ActivationError):
+            calls = {op: count for op, count in current().ops.calls().items() if count}
+            logger.info("rank %d op calls: %s", self.rank, ", ".join(f"{op} {count}" for op, count in calls.items()))
         super().shutdown()  # type: ignore[misc]

@@ -50,7 +50,7 @@ def attend_paged(  # type: ignore[empty-body]
 
     Args:
         q: `[T, H, D]` bf16, fp16 or fp32. T may exceed `q_starts[B]`: the rows behind are graph padding.
-        k_cache: `[P, N, G, D]`, page P, offset N, kv head G; any outer strides, D dense. H % G == 0.
+        k_cache: `[P, N, G, D]` bf16, fp16 or fp32, page P, offset N, kv head G; any outer strides, D dense. H % G == 0.
         v_cache: `[P, N, G, Dv]`, or None for MLA, where values are the first `v_dim` columns of `k_cache`.
         block_table: int32 or int64 `[B, M]`: page of each block of N tokens; entries past the length are never read.
             With N = 1 it is a token table.
@@ -134,6 +134,7 @@ def check(
 ) -> None:
     check_dtype(_OP, "q", q, FLOATS)
     check_shape(_OP, "q", q, ("T", "H", "D"))
+    check_dtype(_OP, "k_cache", k_cache, FLOATS)
     check_shape(_OP, "k_cache", k_cache, ("P", "N", "G", q.shape[2]))
     check_inner_contiguous(_OP, "k_cache", k_cache)
     groups = k_cache.shape[2]

@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baige_device.ops.base import Cost, OpContract, check_dtype, check_same_device, check_shape
+from baige_device.errors import ContractError
+from baige_device.ops.base import (
+    Cost,
+    OpContract,
+    check_dtype,
+    check_inner_contiguous,
+    check_same_device,
+    check_shape,
+)
 from baige_device.ops.quantize_blocks.contract import FLOAT_DTYPES, WIRE_FORMATS, check_block, scale_shape
 
 __all__ = ["CONTRACT", "dequantize_blocks"]
@@ -49,12 +57,16 @@ def check(
     check_dtype(_OP, "payload", payload, [dtype for dtype, _ in WIRE_FORMATS.values()])
     check_dtype(_OP, "scales", scales, (torch.float32,))
     check_shape(_OP, "payload", payload, ("M", "N"))
+    check_inner_contiguous(_OP, "payload", payload)
     check_block(_OP, block)
     check_shape(_OP, "scales", scales, scale_shape(payload.shape[0], payload.shape[1], block))
     check_same_device(_OP, payload=payload, scales=scales, out=out)
     if out is not None:
         check_dtype(_OP, "out", out, FLOAT_DTYPES)
         check_shape(_OP, "out", out, tuple(payload.shape))
+        check_inner_contiguous(_OP, "out", out)
+    elif dtype not in FLOAT_DTYPES:
+        raise ContractError(_OP, "dtype", "bfloat16 or float16 or float32", str(dtype).removeprefix("torch."))
 
 
 def cost(

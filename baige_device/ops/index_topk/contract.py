@@ -51,8 +51,9 @@ def index_topk(  # type: ignore[empty-body]
         max_query_tokens, max_seq_tokens: upper bounds known to the host; 0 means unknown.
         out: int32 `[T, K]` buffer; None allocates. Every element is written.
     Returns:
-        int32 `[T, K]`: positions within the request (0 to seq_len - 1), each at most once, in no particular order; -1
-        fills up when fewer than K keys are visible, and padded rows. Which of equal scores are taken is open.
+        int32 `[T, K]`: positions within the request (0 to seq_len - 1), each at most once, in no particular order. When
+        fewer than K keys are visible the other entries, anywhere in the row, are -1, and so are padded rows. Which of
+        equal scores are taken is open.
     Raises:
         ContractError: shapes or dtypes; with checked values, lengths that exceed the table.
     Cost: reads each request's keys once; 2·Hi·Di FLOPs per query and visible key.

@@ -101,6 +101,8 @@ def check(
     size = group_rank_and_size(group)[1]
     check_shape(_OP, "x", x, ("T", "H"))
     check_inner_contiguous(_OP, "x", x)
+    if x.element_size() not in (1, 2, 4):
+        raise ContractError(_OP, "x.dtype", "a dtype of one, two or four bytes", str(x.dtype).removeprefix("torch."))
     check_dtype(_OP, "topk_ids", topk_ids, INDEX_DTYPES)
     check_shape(_OP, "topk_ids", topk_ids, (x.shape[0], "k"))
     check_dtype(_OP, "topk_weights", topk_weights, (torch.float32,))

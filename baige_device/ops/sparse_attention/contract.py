@@ -54,7 +54,7 @@ def sparse_attention(  # type: ignore[empty-body]
             causality is applied: the list decides.
         scale: factor on q·k. kv_format: `plain` or `fp8_ds_mla`.
         extra_k, extra_v, extra_indices: an optional second pool with its own lists `[T, G, K2]`, attended together
-            with the first in one softmax (hot buffer and resident pages).
+            with the first in one softmax (hot buffer and resident pages). G, D, Dv and dtype are the first pool's.
         out: `[T, H, Dv]`, lse: fp32 `[T, H]` buffers; None allocates. Every element is written.
     Returns:
         out `[T, H, Dv]` of q's dtype and lse (natural log) fp32 `[T, H]`; a query with no valid row gets 0 and -inf.
@@ -127,8 +127,14 @@ def check(
     if extra_k is not None and extra_indices is not None:
         if (extra_v is None) != (v_rows is None):
             raise ContractError(_OP, "extra_v", "given exactly when v_rows is", "the other")
-        _check_set("extra_", q, extra_k, extra_v, extra_indices, kv_format, v_dim)
-    check_same_device(_OP, q=q, k_rows=k_rows, v_rows=v_rows, indices=indices, extra_k=extra_k, extra_v=extra_v)
+        extra_width = _check_set("extra_", q, extra_k, extra_v, extra_indices, kv_format, v_dim)
+        check_dtype(_OP, "extra_k", extra_k, (k_rows.dtype,))
+        if extra_k.shape[-2] != k_rows.shape[-2]:
+            raise ContractError(_OP, "extra_k.shape[-2]", f"G = {k_rows.shape[-2]} (as k_rows)", str(extra_k.shape[-2]))
+        if extra_width != width:
+            raise ContractError(_OP, "extra_v.shape[-1]", f"Dv = {width} (as v_rows)", str(extra_width))
+    check_same_device(_OP, q=q, k_rows=k_rows, v_rows=v_rows, indices=indices)
+    check_same_device(_OP, q=q, extra_k=extra_k, extra_v=extra_v, extra_indices=extra_indices)
     if not math.isfinite(scale):
         raise ContractError(_OP, "scale", "a finite number", str(scale))
     check_out(_OP, q, width, out, lse)

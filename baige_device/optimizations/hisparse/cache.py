@@ -67,8 +67,6 @@ class HotKVCache:
         self.device = device
         self._ops = ops
         pool_rows = config.host_pages * config.page_tokens
-        self._buffer = ops.host_alloc(config.num_layers * pool_rows * config.row_bytes)
-        self.host = self._buffer.tensor.view(config.num_layers, pool_rows, config.row_bytes)
         hot_rows = config.max_requests * config.hot_tokens
         self.hot = torch.zeros(config.num_layers, hot_rows, config.row_bytes, dtype=torch.uint8, device=device)
         slot_dtype = torch.int16 if config.hot_tokens <= 1 << 15 else torch.int32
@@ -84,6 +82,9 @@ class HotKVCache:
         self._appended: dict[int, Tensor] = {}
         self._resolved: dict[int, tuple[ResolvePlan, Tensor, Tensor, Tensor]] = {}
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)
+        # Last, because nobody would unregister it if the device memory above cannot be had.
+        self._buffer = ops.host_alloc(config.num_layers * pool_rows * config.row_bytes)
+        self.host = self._buffer.tensor.view(config.num_layers, pool_rows, config.row_bytes)
 
     @property
     def free_requests(self) -> int:

@@ -22,7 +22,7 @@ class HiSparseConfig:
     """Bytes of one token's KV in one layer (656 for DeepSeek-V3.2's fp8 latent, 1152 for bf16)."""
     topk: int
     hot_tokens: int
-    """Slots of the hot buffer of one request; at least `topk`, by default twice that."""
+    """Slots of the hot buffer of one request; at least `topk` (`plan_hisparse` proposes twice that)."""
     max_requests: int
     max_context_tokens: int
     host_tokens: int

@@ -36,8 +36,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     folder = tmp_path_factory.mktemp("sites")
     other = other_platform(folder)
     chip = host_tensor_backend(folder)
+    off = folder / "off.toml"
+    off.write_text('backend = "off"\n')
     reference = {"BAIGE_BACKEND": "reference"}
     cases: dict[str, tuple[dict[str, str], list[str], str]] = {
+        "off by file": ({"BAIGE_CONFIG": str(off)}, [distribution(folder, "sglang", "0.6.1")], ""),
         "auto": ({}, [], ""),
         "reference": ({**reference, "BAIGE_CHECKS": "values"}, [], ""),
         "reference without moe": ({**reference, "BAIGE_OPS": "moe_dispatch=off"}, [], ""),
@@ -70,6 +73,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 def test_off_imports_nothing_but_the_entry_point(found: dict[str, dict[str, Any]]) -> None:
     package = ["baige_device", "baige_device._version"]
     assert found["off"]["ours"] == [*package, "baige_device.engines", "baige_device.engines.entry"]
+
+
+def test_off_by_the_file_mounts_nothing_whatever_the_version(found: dict[str, dict[str, Any]]) -> None:
+    assert found["off by file"]["error"] == ""
+    assert found["off by file"]["platform"] == NOBODY
+    assert found["off by file"]["applied"] == []
 
 
 @pytest.mark.parametrize("case", ["auto", "cuda", "broken, no hardware"])

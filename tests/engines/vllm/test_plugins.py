@@ -35,8 +35,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     folder = tmp_path_factory.mktemp("sites")
     other = other_platform(folder)
     chip = host_tensor_backend(folder)
+    off = folder / "off.toml"
+    off.write_text('backend = "off"\n')
     cases: dict[str, tuple[dict[str, str], list[str]]] = {
         "off": ({"BAIGE_BACKEND": "off"}, []),
+        "off by file": ({"BAIGE_CONFIG": str(off)}, [distribution(folder, "vllm", "0.35.0")]),
         "auto": ({}, []),
         "reference": ({"BAIGE_BACKEND": "reference"}, []),
         "cuda": ({"BAIGE_BACKEND": "cuda"}, []),
@@ -66,6 +69,12 @@ def test_off_imports_nothing_but_the_entry_point(found: dict[str, dict[str, Any]
     assert found["off"]["names"] == []
     stub = ["baige_device", "baige_device._version", "baige_device.engines", "baige_device.engines.entry"]
     assert found["off"]["ours"] == stub
+
+
+def test_off_by_the_file_mounts_nothing_whatever_the_version(found: dict[str, dict[str, Any]]) -> None:
+    assert found["off by file"]["error"] == ""
+    assert found["off by file"]["platform"] == NOBODY
+    assert found["off by file"]["names"] == []
 
 
 @pytest.mark.parametrize("case", ["auto", "cuda", "broken, no hardware"])

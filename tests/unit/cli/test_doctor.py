@@ -56,6 +56,13 @@ def test_switched_off_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["chosen"] == ""
 
 
+def test_an_op_that_is_switched_off_keeps_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAIGE_OPS", "kv_write=off")
+    status, found = run()
+    assert status == 0
+    assert found["absent"] == {"kv_write": "switched off by BAIGE_OPS=kv_write=off"}
+
+
 def test_the_tables_say_the_same() -> None:
     result = CliRunner().invoke(app, ["doctor", "--no-mounts"], env={"COLUMNS": "200"})
     assert result.exit_code == 0

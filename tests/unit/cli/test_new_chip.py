@@ -51,12 +51,22 @@ def test_the_hardware_is_absent_unless_simulated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("Tally", "a-z, 0-9"), ("cuda", "'cuda' is taken by built-in"), ("x", "2 to 31")]
+    ("name", "message"),
+    [("Tally", "a-z, 0-9"), ("cuda", "'cuda' is taken by built-in"), ("x", "2 to 31"), ("auto", "reserved")],
 )
 def test_bad_names_write_nothing(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         scaffold(name, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_command_names_a_path_and_no_package_of_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["new-chip", "tally"])
+    assert result.exit_code == 0
+    assert "pip install ./baige-tally" in result.stdout
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:

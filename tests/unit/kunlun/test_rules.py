@@ -6,7 +6,15 @@ import kunlun_emulator
 import pytest
 import torch
 
-from baige_device.backends.kunlun import attend, gather_memcpy, gather_staged, gather_transfer, mla_dense, normalise
+from baige_device.backends.kunlun import (
+    attend,
+    gather_memcpy,
+    gather_staged,
+    gather_transfer,
+    kv_write,
+    mla_dense,
+    normalise,
+)
 from baige_device.backends.kunlun.host_alloc import host_alloc
 from baige_device.registry.offers import Need
 from baige_device.testing import all_cases, open_backend
@@ -133,3 +141,10 @@ def test_leaving_the_emulator_leaves_torch_as_it_was() -> None:
         import xspeedgate_ops  # noqa: F401
     assert before == (torch.Tensor.cpu, torch.cuda.cudart, torch.distributed.all_reduce, "cpu" in vars(torch.Tensor))
     assert not hasattr(torch.ops.xspeedgate_ops, "batch_memcpy")
+
+
+def test_rows_that_name_nothing_leave_a_wider_cache_bit_for_bit() -> None:
+    cache = torch.full((2, 4, 1, 8), 1.2345678)
+    before = cache.clone()
+    kv_write.kv_write_portable(torch.zeros(3, 1, 8, dtype=torch.bfloat16), cache, torch.full((3,), -1))
+    assert torch.equal(cache, before)

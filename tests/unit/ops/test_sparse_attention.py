@@ -102,3 +102,18 @@ def test_row_outside_the_pool_is_refused(ops: OpTable) -> None:
     pool = torch.randn(3, 1, 4)
     with pytest.raises(ContractError, match=r"indices\[0, 0, 1\]: expected -1 or an index in \[0, 3\), got 3"):
         ops.sparse_attention(torch.randn(1, 1, 4), pool, pool, torch.tensor([[[0, 3]]]), scale=1.0)
+
+
+def test_second_set_of_another_shape_is_refused(ops: OpTable) -> None:
+    q, k, v = torch.randn(2, 4, 8), torch.randn(6, 2, 8), torch.randn(6, 2, 8)
+    lists = torch.zeros(2, 2, 1, dtype=torch.int64)
+
+    def attend(extra_k: torch.Tensor, extra_v: torch.Tensor, extra_lists: torch.Tensor) -> None:
+        ops.sparse_attention(q, k, v, lists, scale=1.0, extra_k=extra_k, extra_v=extra_v, extra_indices=extra_lists)
+
+    with pytest.raises(ContractError, match=r"extra_k.shape\[-2\]: expected G = 2 \(as k_rows\), got 1"):
+        attend(k[:, :1], v[:, :1], lists[:, :1])
+    with pytest.raises(ContractError, match=r"extra_v.shape\[-1\]: expected Dv = 8 \(as v_rows\), got 4"):
+        attend(k, v[..., :4].contiguous(), lists)
+    with pytest.raises(ContractError, match=r"extra_k\.dtype: expected float32, got float16"):
+        attend(k.half(), v.half(), lists)

@@ -55,6 +55,17 @@ def test_plugin_without_a_probe_is_an_error() -> None:
     assert "baige_probe" in str(found.error)
 
 
+def test_a_hook_that_answers_nothing_or_something_else_is_named() -> None:
+    plugin = backend()
+    plugin.kv_write = hookimpl(lambda device: print)
+    plugin.baige_probe = hookimpl(lambda: None)
+    found = load_backend("acme", [source("acme", plugin)])
+    with pytest.raises(BackendError, match="'acme': baige_probe: expected a Probe, got None"):
+        found.probe()
+    with pytest.raises(BackendError, match=r"'acme': hook kv_write: expected Offer\(s\) or None, got <built-in"):
+        found.offers("kv_write", DeviceInfo("acme", "cpu", "acme"))
+
+
 def test_two_distributions_with_one_name_are_an_error_that_names_both() -> None:
     found = discover([source("acme", backend(), "acme-a 1.0"), source("acme", backend(), "acme-b 2.0")])
     assert len(found) == 1
