@@ -33,8 +33,8 @@ def environment(name: str, site: Path) -> dict[str, str]:
 
 def conformance(name: str, site: Path, report: Path) -> None:
     """Run the shipped kit; every offered op must pass."""
-    command = [sys.executable, "-m", "baige_device.cli", "conformance", "--backend", name, "--report", str(report)]
-    subprocess.run(command, check=True, env=environment(name, site))
+    command = [sys.executable, "-m", "baige_device.cli", "conformance", "--backend", name, "--seed", "20261129"]
+    subprocess.run([*command, "--measure", "--report", str(report)], check=True, env=environment(name, site))
 
 
 def answer(name: str, site: Path, log: Path) -> dict[str, int]:

@@ -38,7 +38,8 @@ def dequantize_blocks(  # type: ignore[empty-body]
         dtype: bf16, fp16 or fp32; ignored when `out` is given.
         out: `[M, N]` buffer, rows dense; every element is written. None allocates.
     Returns:
-        the weight `[M, N]`: the product in fp32, rounded once to the output dtype.
+        the weight `[M, N]`: the product to fp32 accuracy (some chips hold the absmax instead of the scale, which
+        costs up to three more fp32 roundings), rounded once to the output dtype.
     Raises:
         ContractError: shapes or dtypes differ.
     Cost: reads M*N bytes, writes M*N elements; no synchronisation.

@@ -52,6 +52,7 @@ def emulated(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("emulated")
 class _OnEmulator(BackendConformance):
     backend = "kunlun"
+    seed = 20261129  # CI must say the same twice; `baige-device conformance` draws a fresh one
     profile: ClassVar[str]
     strict: ClassVar[bool] = True
 

@@ -27,7 +27,7 @@ def test_a_vendor_file_run_by_plain_pytest(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     flat = " ".join(done.stdout.split())
     assert "no window before firmware 2.1" in flat
-    assert "refused: acme tuned: attend_paged(" in flat
+    assert "refused: acme tuned: " in flat
     assert "absent: acme offers no host_alloc" in flat
     assert "index_topk/mixed-bfloat16 (tuned tier): BackendError" in flat
     assert "No module named 'baige_device.nowhere'" in flat
