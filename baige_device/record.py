@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -119,10 +119,10 @@ def _first_difference(first: Any, other: Any, path: str) -> tuple[str, Any, Any]
     return None if first == other else (path.lstrip("."), first, other)
 
 
-def installed_versions() -> dict[str, str]:
-    """Versions of baige-device, Python, and of what is installed of torch, the engines and Triton."""
+def installed_versions(names: Sequence[str] = ("torch", "vllm", "sglang", "triton")) -> dict[str, str]:
+    """Versions of baige-device, Python, and of those named that are installed."""
     found = {"baige-device": __version__, "python": platform.python_version()}
-    for name in ("torch", "vllm", "sglang", "triton"):
+    for name in names:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from baige_device.errors import ContractError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = [
     "INDEX_DTYPES",
@@ -21,6 +24,7 @@ __all__ = [
     "check_number",
     "check_same_device",
     "check_shape",
+    "group_rank_and_size",
 ]
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -107,3 +111,12 @@ def check_index_values(op: str, argument: str, index: Tensor, size: int) -> None
         raise ContractError(
             op, f"{argument}{where}", f"-1 or an index in [0, {size})", str(int(index[tuple(where)].item()))
         )
+
+
+def group_rank_and_size(group: ProcessGroup | None) -> tuple[int, int]:
+    """This process's rank in the group and the group's size; (0, 1) without torch.distributed."""
+    import torch.distributed as dist
+
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)

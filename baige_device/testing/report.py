@@ -8,14 +8,13 @@ import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
-from baige_device import __version__
 from baige_device.ops import OP_NAMES
+from baige_device.record import installed_versions
 from baige_device.testing.measure import Measurement
 from baige_device.testing.runner import Outcome
 
@@ -214,7 +213,8 @@ def make_report(
     by_op = {op: [outcome for outcome in outcomes if outcome.op == op] for op in OP_NAMES}
     ops = {op: OpSummary(op, found) for op, found in by_op.items() if found}
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return Report(backend, origin, device, tier, seed, ranks, date, _versions(), ops, measurements)
+    versions = {**installed_versions(("torch", "triton")), "system": platform.platform()}
+    return Report(backend, origin, device, tier, seed, ranks, date, versions, ops, measurements)
 
 
 def _cells(op: OpSummary) -> list[str]:
@@ -255,13 +255,3 @@ def _measured_section(measurements: Sequence[Measurement]) -> list[str]:
         f"| {item.op} | {item.case} | {item.us:.1f} | {item.limit} | {item.percent:.1f} |" for item in measurements
     ]
     return [*lines, ""]
-
-
-def _versions() -> dict[str, str]:
-    found = {"baige-device": __version__, "python": platform.python_version(), "system": platform.platform()}
-    for name in ("torch", "triton"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

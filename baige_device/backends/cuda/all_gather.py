@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from baige_device.backends.cuda.all_gather_choice import transport_for
-from baige_device.ops.fp8_all_gather.contract import GatherHandle, group_rank_and_size
+from baige_device.ops.base import group_rank_and_size
+from baige_device.ops.fp8_all_gather.contract import GatherHandle
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

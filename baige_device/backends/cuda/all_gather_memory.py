@@ -54,7 +54,7 @@ def allocate_shard(num_bytes: int, *, group: ProcessGroup | None = None) -> Tens
     import torch.distributed as dist
 
     from baige_device.backends.cuda.all_gather_choice import transport_for
-    from baige_device.ops.fp8_all_gather.contract import group_rank_and_size
+    from baige_device.ops.base import group_rank_and_size
 
     device = torch.device("cuda", torch.cuda.current_device())
     if group_rank_and_size(group)[1] == 1 or transport_for(group, device).name != "copy_engine":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from baige_device.ops.fp8_all_gather.contract import group_rank_and_size
+from baige_device.ops.base import group_rank_and_size
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work

@@ -14,7 +14,7 @@ from baige_device.backends.kunlun.kv_write import HALF
 from baige_device.backends.kunlun.moe_exchange import Arrived, Route
 from baige_device.backends.kunlun.moe_sort import Sorted, live_choice, sort_by_expert, without_repeats
 from baige_device.errors import ContractError
-from baige_device.ops.fp8_all_gather.contract import group_rank_and_size
+from baige_device.ops.base import group_rank_and_size
 from baige_device.ops.moe_dispatch.contract import ExpertBatch
 from baige_device.ops.moe_dispatch.exchange import agree
 

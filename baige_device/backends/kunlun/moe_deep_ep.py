@@ -20,7 +20,7 @@ from baige_device.backends.kunlun import moe, moe_exchange, normalise, vendor
 from baige_device.backends.kunlun.limits import DEEP_EP_ALIGNMENT
 from baige_device.backends.kunlun.moe_exchange import AllToAll, Arrived, Route
 from baige_device.errors import ContractError
-from baige_device.ops.fp8_all_gather.contract import group_rank_and_size
+from baige_device.ops.base import group_rank_and_size
 from baige_device.ops.moe_dispatch.contract import ExpertBatch
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import Tensor
 from baige_device.backends.portable.moe_routing import Routing, lay_out, route
 from baige_device.backends.portable.runtime import launching_on
 from baige_device.errors import CapacityError
-from baige_device.ops.fp8_all_gather.contract import group_rank_and_size
+from baige_device.ops.base import group_rank_and_size
 from baige_device.ops.moe_dispatch.contract import ExpertBatch
 from baige_device.ops.moe_dispatch.exchange import agree, exchange_rows, join_columns, split_columns
 

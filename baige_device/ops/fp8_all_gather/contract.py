@@ -9,12 +9,20 @@ import torch
 from torch import Tensor
 
 from baige_device.errors import ContractError
-from baige_device.ops.base import Cost, OpContract, check_dtype, check_inner_contiguous, check_same_device, check_shape
+from baige_device.ops.base import (
+    Cost,
+    OpContract,
+    check_dtype,
+    check_inner_contiguous,
+    check_same_device,
+    check_shape,
+    group_rank_and_size,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["CONTRACT", "GatherHandle", "fp8_all_gather", "group_rank_and_size"]
+__all__ = ["CONTRACT", "GatherHandle", "fp8_all_gather"]
 
 _OP = "fp8_all_gather"
 
@@ -49,15 +57,6 @@ def fp8_all_gather(  # type: ignore[empty-body]
         ContractError: sizes that do not fit shard, group or `out`.
     Cost: (N-1)/N of the image crosses the rank's link. Runs beside the current stream where the chip can.
     """
-
-
-def group_rank_and_size(group: ProcessGroup | None) -> tuple[int, int]:
-    """This process's rank in the group and the group's size; (0, 1) without torch.distributed."""
-    import torch.distributed as dist
-
-    if group is None and not (dist.is_available() and dist.is_initialized()):
-        return 0, 1
-    return dist.get_rank(group), dist.get_world_size(group)
 
 
 def check(

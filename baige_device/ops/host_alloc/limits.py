@@ -24,12 +24,9 @@ class MemoryLimit:
     remedy: str
 
 
-def check_host_memory(op: str, num_bytes: int, root: Path = Path("/"), *, pinned: bool = False) -> None:
+def check_host_memory(op: str, num_bytes: int, root: Path = Path("/")) -> None:
     """Raise `HostMemoryError` when a limit leaves less than `num_bytes`; names the tightest one."""
     limits = memory_limits(root)
-    memlock = memlock_limit() if pinned else None
-    if memlock is not None:
-        limits.append(memlock)
     tightest = min(limits, key=lambda limit: limit.available_bytes, default=None)
     if tightest is not None and num_bytes > tightest.available_bytes:
         raise HostMemoryError(

@@ -19,8 +19,8 @@ from baige_device.ops.base import (
     check_number,
     check_same_device,
     check_shape,
+    group_rank_and_size,
 )
-from baige_device.ops.fp8_all_gather.contract import group_rank_and_size
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

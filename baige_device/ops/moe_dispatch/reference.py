@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from baige_device.ops.fp8_all_gather.contract import group_rank_and_size
+from baige_device.ops.base import group_rank_and_size
 from baige_device.ops.moe_dispatch.contract import ExpertBatch
 from baige_device.ops.moe_dispatch.exchange import agree, exchange_rows, join_columns, split_columns
 

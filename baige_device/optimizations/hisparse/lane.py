@@ -18,10 +18,6 @@ class Lane:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
 
-    @property
-    def asynchronous(self) -> bool:
-        return self._stream is not None
-
     def run(self, work: Callable[[], None], *keep: torch.Tensor, after: Any = None) -> Any:
         """Queue `work` behind the current stream and behind the event `after`; returns its event.
 

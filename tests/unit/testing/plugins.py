@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from baige_device.backends.reference import plugin as reference
-from baige_device.ops.fp8_all_gather.contract import group_rank_and_size
+from baige_device.ops.base import group_rank_and_size
 from baige_device.registry.hookspecs import hookimpl
 from baige_device.registry.offers import DeviceInfo, Need, Offer, Tier, Verdict
 from tests.unit.testing.mutants import broken_source
