@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from baige_device.activation import Activation
 from baige_device.errors import SettingsError
@@ -15,9 +15,37 @@ from baige_device.errors import SettingsError
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-__all__ = ["ActivationCollector", "serve"]
+__all__ = ["ActivationCollector", "Source", "add_source", "remove_source", "serve"]
 
 logger = logging.getLogger("baige_device")
+
+
+class Source(Protocol):
+    """Anything with metrics of its own, such as an optimisation. `collect` runs on the server's thread."""
+
+    def collect(self) -> Iterable[Metric]: ...
+
+
+_sources: list[Source] = []
+
+
+def add_source(source: Source) -> None:
+    """Serve the metrics of `source` as well, from now on; it costs nothing while no port is served."""
+    _sources.append(source)
+
+
+def remove_source(source: Source) -> None:
+    """Undo `add_source`; one that was not added is no error."""
+    if source in _sources:
+        _sources.remove(source)
+
+
+class _Added:
+    """All added sources as one collector, so that they may come and go while metrics are served."""
+
+    def collect(self) -> Iterable[Metric]:
+        for source in tuple(_sources):
+            yield from source.collect()
 
 
 class ActivationCollector:
@@ -71,6 +99,7 @@ def serve(activation: Activation, rank: int = 0) -> int:
         ) from error
     registry = CollectorRegistry()
     registry.register(ActivationCollector(activation))
+    registry.register(_Added())
     try:
         start_http_server(port, addr="127.0.0.1", registry=registry)
     except (OSError, OverflowError) as error:

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -27,9 +28,11 @@ from pydantic_settings import (
 
 from baige_device.errors import SettingsError
 
-__all__ = ["ENV_PREFIX", "Settings", "load_settings"]
+__all__ = ["ENV_PREFIX", "HiSparseSettings", "Settings", "env_name", "load_settings", "settings_fields"]
 
 ENV_PREFIX = "BAIGE_"
+_NESTED = "__"
+"""Between the group and the field in an environment variable: `BAIGE_HISPARSE__HOT_TOKENS`."""
 _RESERVED_ENV = {"BAIGE_CONFIG", "BAIGE_CACHE"}
 """Variables that are read outside `Settings`: where the file is, and where environments and models are cached."""
 
@@ -41,10 +44,39 @@ class _Environment(EnvSettingsSource):
         return _map_ops(super().__call__())
 
 
-class Settings(BaseSettings):
-    """What a user can decide. Every field is also `BAIGE_<FIELD>`."""
+class HiSparseSettings(BaseModel):
+    """HiSparse offload: a small hot KV buffer on the device, all KV in pinned host memory."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host_gib_per_node: float = Field(
+        default=0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Pinned host memory for KV on one node, in GiB, split evenly over its local ranks; 0 is HiSparse "
+        "off.",
+    )
+    hot_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens of a request that stay on the device, per layer; 0 is twice the model's top-k.",
+    )
+    overlap: bool = Field(
+        default=False,
+        description="Attend the hits while the misses are in flight and merge both by their LSE: hides the transfer at "
+        "the price of a second launch and a merge.",
+    )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any host memory is given to HiSparse."""
+        return self.host_gib_per_node > 0
+
+
+class Settings(BaseSettings):
+    """What a user can decide. Every field is also `BAIGE_<FIELD>`, one of a group `BAIGE_<GROUP>__<FIELD>`."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter=_NESTED, extra="forbid", frozen=True)
 
     backend: str = Field(
         "auto",
@@ -72,6 +104,10 @@ class Settings(BaseSettings):
         ge=0,
         le=65535,
         description="Serve Prometheus metrics of this process on `127.0.0.1:<metrics_port + rank>`; 0 is off.",
+    )
+    hisparse: HiSparseSettings = Field(
+        HiSparseSettings(),
+        description="HiSparse offload of KV to host memory. Sources are merged field by field.",
     )
 
     @field_validator("ops", mode="before")
@@ -121,6 +157,23 @@ class Settings(BaseSettings):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def settings_fields() -> dict[str, FieldInfo]:
+    """Every setting under its full name (`backend`, `hisparse.hot_tokens`), groups opened."""
+    found: dict[str, FieldInfo] = {}
+    for name, info in Settings.model_fields.items():
+        group = info.annotation
+        if isinstance(group, type) and issubclass(group, BaseModel):
+            found |= {f"{name}.{field}": nested for field, nested in group.model_fields.items()}
+        else:
+            found[name] = info
+    return found
+
+
+def env_name(setting: str) -> str:
+    """The environment variable of a setting: `BAIGE_HISPARSE__HOT_TOKENS` for `hisparse.hot_tokens`."""
+    return ENV_PREFIX + setting.upper().replace(".", _NESTED)
+
+
 def load_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
     """Read the settings of this process; `overrides` are engine options and win.
 
@@ -157,7 +210,7 @@ def _parse_ops(value: str) -> dict[str, str]:
 
 
 def _refuse_unknown(names: Iterable[str]) -> None:
-    known = {ENV_PREFIX + field.upper() for field in Settings.model_fields} | _RESERVED_ENV
+    known = {env_name(setting) for setting in settings_fields()} | _RESERVED_ENV
     for name in sorted(names):
         if name not in known:
             raise SettingsError(f"unknown environment variable {name}{_near(name, known)}")
@@ -172,6 +225,6 @@ def _explain(error: ValidationError) -> str:
     lines = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"]) or "settings"
-        hint = _near(where, Settings.model_fields) if item["type"] == "extra_forbidden" else ""
+        hint = _near(where, settings_fields()) if item["type"] == "extra_forbidden" else ""
         lines.append(f"setting {where}: {item['msg']}{hint}, got {item.get('input')!r}")
     return "; ".join(lines)

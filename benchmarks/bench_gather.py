@@ -9,8 +9,9 @@ from torch import Tensor
 
 from baige_device.backends.cuda.gather import uva_sparse_gather, uva_sparse_scatter
 from baige_device.backends.cuda.resolve import hot_cache_resolve
-from baige_device.cli.bench_case import BenchCase
+from baige_device.cli.bench_case import BenchCase, Peer
 from baige_device.ops.hot_cache_resolve.contract import empty_plan
+from benchmarks import gather_peers
 from benchmarks.host_pool import host_rows
 
 OPS = ("uva_sparse_gather", "uva_sparse_scatter", "hot_cache_resolve", "resolve+gather")
@@ -22,7 +23,7 @@ LONG_STEPS = ((128, 205, 100_000), (128, 205, 200_000), (128, 512, 200_000))
 def cases() -> Iterator[BenchCase]:
     torch.manual_seed(0)
     for row_bytes in (656, 1152):
-        for sms in (1, 2, 4, 6, 8, 12, 16):
+        for sms in (1, 2, 4, 6, 8, 16):
             yield copy_case("uva_sparse_gather", row_bytes, sms)
         yield copy_case("uva_sparse_scatter", row_bytes, 8)
     for batch, misses, context in (*STEPS, *LONG_STEPS):
@@ -71,11 +72,12 @@ def copy_case(op: str, row_bytes: int, sms: int) -> BenchCase:
 def key_ring(batch: int, misses: int, context: int) -> list[Tensor]:
     """Wanted keys `[batch, 2048]` of successive steps, each with exactly `misses` new ones, in a ring.
 
-    A key comes back only after more than 2048 others have been loaded, when the LRU has evicted it.
+    A key comes back only after more than 2048 others have been loaded, when the LRU has evicted it. The newest token is
+    not wanted: SGLang's kernel looks for it in a slot of its own.
     """
     steps = -(-(2 * WANTED + 512) // misses)
     length = steps * misses
-    ring = torch.stack([torch.randperm(context, device="cuda")[:length] for _ in range(batch)])
+    ring = torch.stack([torch.randperm(context - 1, device="cuda")[:length] for _ in range(batch)])
     ring += torch.arange(batch, device="cuda")[:, None] * context
     window = torch.arange(WANTED, device="cuda")
     return [ring[:, (step * misses + window) % length].int().contiguous() for step in range(steps)]
@@ -91,27 +93,27 @@ def step_case(batch: int, misses: int, context: int, *, with_gather: bool) -> Be
     order = torch.arange(SLOTS, dtype=torch.int16, device="cuda").repeat(batch, 1)
     rows = torch.arange(batch, dtype=torch.int32, device="cuda")
     plan = empty_plan(keys[0])
-    first_slot = rows[:, None] * SLOTS
-    targets = torch.empty_like(plan.miss_slots)
+    first_slots = rows * SLOTS
 
     def run(index: int) -> None:
         hot_cache_resolve(keys[index], rows, slot_keys, order, out=plan)
         if with_gather:
-            gather()
-
-    # A slot is local to its request; a view per request would need one launch each, so slots are numbered through.
-    def gather() -> None:
-        if batch > 1:
-            torch.add(plan.miss_slots, first_slot, out=targets)
-        uva_sparse_gather(host, hot, plan.miss_keys, targets if batch > 1 else plan.miss_slots, plan.miss_counts)
+            uva_sparse_gather(host, hot, plan.miss_keys, plan.miss_slots, plan.miss_counts, dst_offsets=first_slots)
 
     def verify() -> None:
         for index in (*range(len(keys)), 0, 1):
             run(index)
             if with_gather and index < 2:
-                held = hot[(plan.slots + first_slot).long().flatten()].cpu()
+                held = hot[(plan.slots + first_slots[:, None]).long().flatten()].cpu()
                 assert torch.equal(held, host[keys[index].cpu().long().flatten()]), f"step {index}: rows differ"
         assert plan.miss_counts.tolist() == [misses] * batch, f"misses: {plan.miss_counts.tolist()}"
+
+    def peers() -> tuple[Peer, ...]:
+        plans = []
+        for index in (*range(len(keys)), *range(len(keys))):  # the second turn's plans are those of a full cache
+            run(index)
+            plans.append(gather_peers.record(plan, first_slots))
+        return gather_peers.step_peers(host, keys, plans[len(keys) :], SLOTS)
 
     op = "resolve+gather" if with_gather else "hot_cache_resolve"
     work = batch * misses * row_bytes if with_gather else batch * (WANTED * 16 + 2 * SLOTS * 6)
@@ -124,5 +126,6 @@ def step_case(batch: int, misses: int, context: int, *, with_gather: bool) -> Be
         "link" if with_gather else "copy",
         len(keys),
         "tuned",
+        peers=peers() if with_gather and gather_peers.wanted() else (),
         facts={"batch": batch, "context_tokens": context, "series": f"{batch} x {misses}"} if with_gather else {},
     )

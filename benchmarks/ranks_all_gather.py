@@ -18,21 +18,21 @@ import torch.multiprocessing as multiprocessing
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from baige_device.backends.cuda import all_gather_copy
 from baige_device.backends.cuda.all_gather import fp8_all_gather
-from baige_device.backends.cuda.all_gather_choice import force_transport
+from baige_device.backends.cuda.all_gather_choice import Name, force_transport
 from baige_device.backends.cuda.all_gather_memory import allocate_shard
 from baige_device.cli.bench_report import Report, Result, environment, print_row
 from baige_device.cli.bench_timing import Limits
 
 OP = "fp8_all_gather"
 MIB = 1 << 20
+TRANSPORTS: tuple[Name, ...] = ("by_size", "peer_kernel", "copy_engine")
 
 
-def median_us(work: Callable[[], object], repeats: int = 15) -> float:
-    """Median over repeats of the time between events, all ranks starting together."""
+def median_us(work: Callable[[], object], calls: int, repeats: int = 9) -> float:
+    """Median over repeats of the time of one of `calls` calls in a row, all ranks starting together."""
     times = []
-    for _ in range(repeats + 3):
+    for _ in range(repeats + 2):
         torch.cuda.synchronize()
         dist.barrier()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -40,49 +40,61 @@ def median_us(work: Callable[[], object], repeats: int = 15) -> float:
         work()
         end.record()
         torch.cuda.synchronize()
-        times.append(1e3 * start.elapsed_time(end))
-    return statistics.median(times[3:])
+        times.append(1e3 * start.elapsed_time(end) / calls)
+    return statistics.median(times[2:])
 
 
-def graphed(work: Callable[[], object]) -> Callable[[], None]:
-    """The work as a captured graph."""
+def graphed(work: Callable[[], object], calls: int) -> Callable[[], None]:
+    """So many calls, one after the other, as a captured graph: the ranks' skew at the start counts once."""
     work()
     torch.cuda.synchronize()
     dist.barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        work()
+        for _ in range(calls):
+            work()
     return graph.replay
 
 
-def one_rank(rank: int, size: int, folder: str, out: str, lanes: tuple[int, ...]) -> None:
+def one_size(rank: int, size: int, mib: int, link: float) -> list[Result]:
+    """Every transport on shards of one size, verified against bare NCCL and timed beside it."""
+    sizes, calls = [mib * MIB] * size, 10 if mib <= 25 else 4
+    force_transport(None, "by_size")
+    shard = allocate_shard(sizes[rank])
+    shard.random_(0, 256)
+    image = torch.empty(sum(sizes), dtype=torch.uint8, device="cuda")
+    bare = median_us(graphed(lambda: dist.all_gather_into_tensor(image, shard), calls), calls)
+    want = image.clone()
+    shared_image = allocate_shard(sum(sizes))
+    own_piece = shared_image.split(sizes)[rank]
+    own_piece.copy_(shard)
+    results = []
+    for transport in TRANSPORTS:
+        force_transport(None, transport)
+        ways = {"": (shard, image), "in place": (own_piece, shared_image), "staged copy": (shard.clone(), image)}
+        for way, (source, target) in ways.items():
+            if way == "":
+                target.fill_(0)
+            fp8_all_gather(source, sizes, out=target).wait()
+            assert torch.equal(target, want), f"{mib} MiB {transport} {way}"
+            work = graphed(lambda s=source, to=target: fp8_all_gather(s, sizes, out=to).wait(), calls)
+            us = median_us(work, calls)
+            received = (size - 1) * sizes[0]
+            facts = {"shard_mib": mib, "ranks": size, "gb_per_s": round(received / us / 1e3, 1)}
+            case = f"{mib} MiB, {size} GPUs, {transport}{', ' if way else ''}{way}"
+            percent = 100 * received / (us * 1e-6) / link
+            results.append(Result(OP, case, us, {"nccl": bare}, percent, "peer_link", "tuned", facts))
+            if rank == 0:
+                print_row(results[-1])
+    return results
+
+
+def one_rank(rank: int, size: int, folder: str, out: str) -> None:
     torch.cuda.set_device(rank)
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size)
-    results: list[Result] = []
     link = measure_peer_link(rank, size)
-    for mib in (1, 8, 25, 50, 100, 200):
-        sizes = [mib * MIB] * size
-        image = torch.empty(sum(sizes), dtype=torch.uint8, device="cuda")
-        for count in lanes:
-            all_gather_copy._LANES = count
-            force_transport(None, "copy_engine")
-            shard = allocate_shard(sizes[rank])
-            shard.random_(0, 256)
-            bare = median_us(graphed(lambda shard=shard, image=image: dist.all_gather_into_tensor(image, shard)))
-            want = image.clone()
-            for name, source in (("in place", shard), ("staged copy", shard.clone())):
-                image.fill_(0)
-                fp8_all_gather(source, sizes, out=image).wait()
-                assert torch.equal(image, want), f"{mib} MiB {name}"
-                us = median_us(graphed(lambda s=source, n=sizes, to=image: fp8_all_gather(s, n, out=to).wait()))
-                received = (size - 1) * sizes[0]
-                facts = {"shard_mib": mib, "ranks": size, "lanes": count, "gb_per_s": round(received / us / 1e3, 1)}
-                case = f"{mib} MiB, {size} GPUs, copy engine, {name}, {count} lanes"
-                percent = 100 * received / (us * 1e-6) / link
-                results.append(Result(OP, case, us, {"nccl": bare}, percent, "peer_link", "tuned", facts))
-                if rank == 0:
-                    print_row(results[-1])
+    results = [result for mib in (1, 8, 25, 50, 100, 200) for result in one_size(rank, size, mib, link)]
     if rank == 0:
         Report(environment(), Limits(0, 0, 0, link), results).write(Path(out))
     dist.destroy_process_group()
@@ -107,20 +119,18 @@ def measure_peer_link(rank: int, size: int) -> float:
                 to.copy_(what, non_blocking=True)
             main.wait_stream(stream)
 
-    return (1 << 30) / (median_us(pull) * 1e-6)
+    return (1 << 30) / (median_us(pull, 1) * 1e-6)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="benchmarks/results/all_gather", help="path of the results without suffix")
-    parser.add_argument("--lanes", default="2", help="copy streams to try, comma separated")
     arguments = parser.parse_args()
     size = torch.cuda.device_count()
     if size < 2:
         raise SystemExit(f"expected two GPUs or more, found {size}")
-    lanes = tuple(int(count) for count in arguments.lanes.split(","))
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(one_rank, args=(size, folder, arguments.out, lanes), nprocs=size)
+        multiprocessing.spawn(one_rank, args=(size, folder, arguments.out), nprocs=size)
 
 
 if __name__ == "__main__":

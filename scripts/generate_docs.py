@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from baige_device.engines.ledger import Ledger  # noqa: E402
 from baige_device.ops import FAMILIES, contract  # noqa: E402
-from baige_device.settings import ENV_PREFIX, Settings  # noqa: E402
+from baige_device.settings import env_name, settings_fields  # noqa: E402
 
 _NOTE = "<!-- Written by scripts/generate_docs.py; edit the code instead. -->\n\n"
 _FAMILY_TITLES = {"gather": "Gather", "weights": "Weights", "attention": "Attention", "moe": "Mixture of experts"}
@@ -52,14 +52,15 @@ def _signature(name: str, signature: inspect.Signature) -> str:
 def settings_page() -> str:
     """Every setting with its default and meaning."""
     rows = [
-        f"| `{name}` | `{ENV_PREFIX}{name.upper()}` | `{field.get_default(call_default_factory=True)!r}` "
-        f"| {field.description} |"
-        for name, field in Settings.model_fields.items()
+        f"| `{name}` | `{env_name(name)}` | `{field.get_default(call_default_factory=True)!r}` | {field.description} |"
+        for name, field in settings_fields().items()
     ]
     return (
         _NOTE + "# Settings\n\n"
         "Order: engine options beat environment variables, which beat the TOML file named by `BAIGE_CONFIG`. An "
-        "unknown setting is an error that names the nearest known one.\n\n"
+        "unknown setting is an error that names the nearest known one. A dotted name is a field of a group: "
+        '`[hisparse]` with `hot_tokens` in TOML, `{"hisparse": {"hot_tokens": 4096}}` as an engine option. Sources are '
+        "merged field by field.\n\n"
         "| setting | environment | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n\n"
         "Two more variables are read outside these settings: `BAIGE_CONFIG` (path of the TOML file) and `BAIGE_CACHE` "
         "(where development environments and the demo model are cached).\n\n"

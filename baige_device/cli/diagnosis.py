@@ -8,6 +8,7 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from baige_device.cli.diagnosis_hisparse import diagnose_hisparse
 from baige_device.engines.ledger import Ledger
 from baige_device.errors import BaigeError
 from baige_device.ops import OP_NAMES
@@ -48,6 +49,7 @@ class Diagnosis:
     """What the chosen backend found out about its chip."""
     engines: list[dict[str, Any]] = field(default_factory=list)
     host_memory: dict[str, Any] = field(default_factory=dict)
+    hisparse: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What will matter once an engine is here, though nothing that was asked for is broken."""
     problems: list[str] = field(default_factory=list)
@@ -71,6 +73,8 @@ def diagnose(*, mounts: bool = True) -> Diagnosis:
         if settings.enabled and found.engines[-1]["installed"]:
             _diagnose_platform(found, importlib.import_module(f"{path}.activate"))
     _diagnose_memory(found)
+    found.hisparse, problems = diagnose_hisparse(settings.hisparse, found.ops, found.absent)
+    found.problems += problems
     return found
 
 
@@ -173,7 +177,7 @@ def _diagnose_memory(found: Diagnosis) -> None:
         found.host_memory[limit.name] = _gib(limit.available_bytes)
     memlock = memlock_limit()
     found.host_memory["pinned memory (RLIMIT_MEMLOCK)"] = (
-        "unlimited" if memlock is None else _gib(memlock.available_bytes)
+        "does not bind (unlimited, or CAP_IPC_LOCK)" if memlock is None else _gib(memlock.available_bytes)
     )
 
 

@@ -47,6 +47,7 @@ def _render(diagnosis: Diagnosis, console: Console) -> None:
         console.print(_findings(diagnosis))
     console.print(_engines(diagnosis))
     console.print(_pairs("Host memory", diagnosis.host_memory))
+    console.print(_pairs("HiSparse", _hisparse(diagnosis.hisparse)))
     for note in diagnosis.notes:
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     for problem in diagnosis.problems:
@@ -94,6 +95,16 @@ def _findings(diagnosis: Diagnosis) -> Table:
     for item in diagnosis.findings:
         table.add_row(item["name"], _MARKS[item["ok"]], escape(item["detail"]), escape(item["decides"]))
     return table
+
+
+def _hisparse(found: dict[str, Any]) -> dict[str, str]:
+    rows = {"switched on": "yes" if found["on"] else "no (hisparse.host_gib_per_node is 0)"}
+    if found["on"]:
+        rows |= {"hot tokens": found["hot_tokens"], "overlap": found["overlap"], "host pool": found["host_pool"]}
+        rows |= {f"limit: {name}": text for name, text in found["limits"].items()}
+    for op, row in found["ops"].items():
+        rows[f"needs {op}"] = f"{row['tier']}: {row['offered_by']}" if row["offered_by"] else f"absent: {row['reason']}"
+    return rows
 
 
 def _engines(diagnosis: Diagnosis) -> Table:

@@ -51,8 +51,8 @@ def make_world(
 ) -> World:
     """Draw all ranks' tokens. Every row of x is distinct, so that a misplaced row is noticed.
 
-    Patterns: `random`, `one-expert` (all tokens on expert 1), `half-minus`, `all-minus`, `few-experts` (most experts
-    get nothing).
+    Patterns: `random`, `one-expert` (all tokens on expert 1), `half-minus` (the weights of those are NaN),
+    `all-minus`, `few-experts` (most experts get nothing).
     """
     x, ids, weights, scales = [], [], [], []
     for rank, count in enumerate(tokens):
@@ -63,7 +63,8 @@ def make_world(
             payload = torch.randn(count, hidden, generator=generator).to(dtype)
         x.append(payload)
         ids.append(_ids(count, topk, num_experts, pattern, generator))
-        weights.append(torch.rand(count, topk, generator=generator) + 0.05)
+        gates = torch.rand(count, topk, generator=generator) + 0.05
+        weights.append(torch.where(ids[-1] >= 0, gates, float("nan")) if pattern == "half-minus" else gates)
         scales.append(torch.rand(count, scale_blocks, generator=generator) + 0.5)
     return World(x, ids, weights, scales if scale_blocks else None, num_experts, max(tokens, default=0) + 2)
 

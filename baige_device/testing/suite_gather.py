@@ -41,6 +41,8 @@ class Copy:
     requests: int = 0
     """0 is a flat plan [N]; B > 0 is a plan [B, rows]."""
     plan_layout: str = "contiguous"
+    offsets: torch.dtype | None = None
+    """Type of `dst_offsets`, which only the gather takes; None gives none."""
     max_sms: int = 0
 
     @property
@@ -113,6 +115,10 @@ def _matrix(op: str) -> list[tuple[str, Copy, bool]]:
     ]
     found.append(("plan-step-2-flat", replace(base, plan_layout="step-2"), False))
     found.append(("no-requests", replace(base, requests=BASE_REQUESTS, rows=0, count="zero"), False))
+    if op == GATHER:
+        for dtype, requests in ((torch.int32, 0), (torch.int32, BASE_REQUESTS), (torch.int64, BASE_REQUESTS)):
+            point = replace(base, offsets=dtype, requests=requests, pattern="half", count="partial", layout="paged")
+            found.append((f"dst-offsets-{dtype_name(dtype)}-requests-{requests}", point, requests > 0))
     found += [(f"max-sms-{sms}", replace(base, max_sms=sms, rows=129, width=1152), False) for sms in (1, 4)]
     return found
 
@@ -126,14 +132,29 @@ def _build(point: Copy, lab: Lab) -> dict[str, Any]:
     dst = pool(lab, entries + 7, point.width, point.dtype, layout, host=not on_host)
     src_rows = lab.integers(0, num_rows(src), *shape)
     dst_rows = lab.permutation(num_rows(dst), entries).view(shape)
+    offsets = _offsets(point, lab)
+    if offsets is not None:
+        dst_rows = offsets.long()[:, None] + torch.stack([lab.permutation(point.rows, point.rows) for _ in offsets])
+        dst_rows = dst_rows.view(shape)
     if point.plan_layout == "expanded-src":
         src_rows = src_rows[:1].expand(shape)
     src_rows, dst_rows = _minus(point.pattern, lab, src_rows, dst_rows)
     count = _count(point, lab)
     src_rows, dst_rows = _stale(lab, src, dst, src_rows, dst_rows, count)
+    if offsets is not None:
+        dst_rows = torch.where(dst_rows < 0, -1, dst_rows - (offsets[:, None] if point.requests else offsets))
     arrange = partial(_arrange, lab, point.plan_layout, point.index_dtype)
     args = {"src": src, "dst": dst, "src_rows": arrange(src_rows), "dst_rows": arrange(dst_rows), "count": count}
-    return {**args, "max_sms": point.max_sms} if point.max_sms else args
+    more = {"dst_offsets": offsets} if offsets is not None else {}
+    return {**args, **more, "max_sms": point.max_sms} if point.max_sms else {**args, **more}
+
+
+def _offsets(point: Copy, lab: Lab) -> Tensor | None:
+    """Where each list's part of the destination begins; the parts are neither in order nor at row 0."""
+    if point.offsets is None:
+        return None
+    lists = max(point.requests, 1)
+    return lab.tensor([point.rows * (lists - 1 - number) + 3 for number in range(lists)], point.offsets)
 
 
 def _minus(pattern: str, lab: Lab, src_rows: Tensor, dst_rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,10 +211,12 @@ def _arrange(lab: Lab, layout: str, dtype: torch.dtype, rows: Tensor) -> Tensor:
 
 def _verify(op: str, call: Call) -> float:
     src, want = call.before["src"], call.before["dst"]
-    count = call.before["count"]
+    count, offsets = call.before["count"], call.before.get("dst_offsets")
     lists = zip(_lists(call.before["src_rows"]), _lists(call.before["dst_rows"]), strict=True)
     for number, (sources, targets) in enumerate(lists):
         live = len(sources) if count is None else int(count[number])
+        if offsets is not None:
+            targets = [target if target < 0 else target + int(offsets[number]) for target in targets]
         for source, target in list(zip(sources, targets, strict=True))[:live]:
             _copy_row(op, src, want, source, target)
     check_storage("dst", call.args["dst"], want)
@@ -232,6 +255,12 @@ def _bad(op: str) -> Case:
         "count: too many": lambda lab, args: {"count": lab.tensor([1, 2], torch.int32)},
         "max_sms": lambda lab, args: {"max_sms": -1},
     }
+    if op == GATHER:
+        changes["dst_offsets: float"] = lambda lab, args: {"dst_offsets": lab.tensor([0.0], torch.float32)}
+        changes["dst_offsets: too many"] = lambda lab, args: {"dst_offsets": lab.tensor([0, 0], torch.int32)}
+        changes["dst_offsets: beyond the pool"] = lambda lab, args: {
+            "dst_offsets": lab.tensor([num_rows(args["dst"])], torch.int32)
+        }
     return bad_inputs(op, partial(_build, point), changes, point.params, mutates=("dst",))
 
 

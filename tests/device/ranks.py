@@ -17,26 +17,41 @@ __all__ = ["run_ranks"]
 
 
 def run_ranks(
-    work: Callable[..., None], size: int, *args: Any, share_device: bool = False, timeout_s: int = 100
+    work: Callable[..., None],
+    size: int,
+    *args: Any,
+    share_device: bool = False,
+    timeout_s: int = 100,
+    shared_backend: str = "cpu:gloo",
 ) -> None:
-    """Call `work(rank, size, *args)` on every rank inside an initialised process group; raises what a rank raised."""
+    """Call `work(rank, size, *args)` on every rank inside an initialised process group; raises what a rank raised.
+
+    `shared_backend` is the group's backend where all ranks share one device, which NCCL refuses.
+    """
     if not share_device and torch.cuda.device_count() < size:
         raise RuntimeError(f"run_ranks: {size} GPUs needed, {torch.cuda.device_count()} found")
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.spawn(
-            _rank, args=(size, folder, share_device, timeout_s, work, args), nprocs=size, join=False
+            _rank, args=(size, folder, share_device, timeout_s, shared_backend, work, args), nprocs=size, join=False
         )
         while not context.join(timeout_s):
             pass
 
 
 def _rank(
-    rank: int, size: int, folder: str, share_device: bool, timeout_s: int, work: Callable[..., None], args: Any
+    rank: int,
+    size: int,
+    folder: str,
+    share_device: bool,
+    timeout_s: int,
+    shared_backend: str,
+    work: Callable[..., None],
+    args: Any,
 ) -> None:
     if share_device:
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     torch.cuda.set_device(0 if share_device else rank)
-    backend = "cpu:gloo" if share_device else "cpu:gloo,cuda:nccl"
+    backend = shared_backend if share_device else "cpu:gloo,cuda:nccl"
     store = dist.FileStore(f"{folder}/store", size)
     limit = timedelta(seconds=timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from baige_device.backends.cuda.all_gather import fp8_all_gather
 from baige_device.backends.cuda.all_gather_choice import force_transport, transport_for
 from baige_device.backends.cuda.all_gather_memory import allocate_shard
+from baige_device.backends.cuda.all_gather_peer import KERNEL_UP_TO_BYTES
 from tests.device.gpu import needs_gpu
 from tests.device.ranks import run_ranks
 
@@ -43,6 +45,22 @@ def gather_all_sizes(rank: int, size: int, transport: str) -> None:
             want = torch.cat([content(salt, r, sizes[r]) for r in range(size)])
             assert torch.equal(image.cpu(), want), (transport, sizes, shared)
             assert torch.equal(shard.cpu(), mine)
+
+
+def gather_in_place(rank: int, size: int, transport: str) -> None:
+    """The shard is its own piece of the shared image, and of no other piece."""
+    force_transport(None, transport)  # type: ignore[arg-type]
+    for salt, sizes in enumerate(SIZES):
+        arena = allocate_shard(sum(sizes) + 64)
+        image = arena[32 : 32 + sum(sizes)]
+        for step in range(3):
+            shard = image.split(sizes)[rank]
+            image.fill_(0xA5)
+            shard.copy_(content(salt + 10 * step, rank, sizes[rank]))
+            pause(salt, rank)
+            got = fp8_all_gather(shard, sizes, out=image).wait()
+            want = torch.cat([content(salt + 10 * step, r, sizes[r]) for r in range(size)])
+            assert torch.equal(got.cpu(), want), (transport, sizes)
 
 
 def gather_under_hazard(rank: int, size: int, transport: str) -> None:
@@ -84,6 +102,18 @@ def gather_in_graph(rank: int, size: int, transport: str) -> None:
         dist.barrier()
 
 
+def traced(work: Callable[[], object]) -> list[str]:
+    """Names of what the second call puts on the device."""
+    work()
+    torch.cuda.synchronize()
+    dist.barrier()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+        work()
+        torch.cuda.synchronize()
+    dist.barrier()
+    return [event.name for event in trace.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+
+
 def look_at_trace(rank: int, size: int, transport: str) -> None:
     """The path is read off the profiler's events, not off a flag."""
     force_transport(None, transport)  # type: ignore[arg-type]
@@ -91,23 +121,33 @@ def look_at_trace(rank: int, size: int, transport: str) -> None:
     shard = allocate_shard(sizes[rank])
     shard.fill_(rank)
     out = torch.empty(sum(sizes), dtype=torch.uint8, device="cuda")
-    fp8_all_gather(shard, sizes, out=out).wait()
-    torch.cuda.synchronize()
-    dist.barrier()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
-        fp8_all_gather(shard, sizes, out=out).wait()
-        torch.cuda.synchronize()
-    dist.barrier()
-    names = [event.name for event in trace.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    names = traced(lambda: fp8_all_gather(shard, sizes, out=out).wait())
     if rank == 0:
         print(transport, sorted(set(names)))
     copies = [name for name in names if name.startswith("Memcpy")]
     collectives = [name for name in names if "nccl" in name.lower()]
+    kernels = [name for name in names if "gather_shards" in name]
     if transport == "copy_engine":
         assert len(copies) >= size
+        assert not kernels
+        assert not collectives
+    elif transport == "peer_kernel":
+        assert len(kernels) == 1
+        assert not copies
         assert not collectives
     else:
         assert any("AllGather" in name for name in collectives)
+
+
+def look_at_large_trace(rank: int, size: int, transport: str) -> None:
+    """Large shards travel by copy engines; the one kernel copies the own shard."""
+    force_transport(None, transport)  # type: ignore[arg-type]
+    sizes = [2 * KERNEL_UP_TO_BYTES] * size
+    shard = allocate_shard(sizes[rank])
+    out = torch.empty(sum(sizes), dtype=torch.uint8, device="cuda")
+    names = traced(lambda: fp8_all_gather(shard, sizes, out=out).wait())
+    assert len([name for name in names if name.startswith("Memcpy")]) >= size - 1
+    assert len([name for name in names if "gather_shards" in name]) == 1
 
 
 def everything(rank: int, size: int, transport: str, works: tuple[str, ...]) -> None:
@@ -115,22 +155,46 @@ def everything(rank: int, size: int, transport: str, works: tuple[str, ...]) -> 
         globals()[work](rank, size, transport)
 
 
-HAZARDS = ("gather_all_sizes", "gather_under_hazard", "gather_in_graph")
+def gather_by_turns(rank: int, size: int, transport: str) -> None:
+    """Small and large shards alternate, so that both ways of one transport, and graph and eager calls, mix."""
+    force_transport(None, transport)  # type: ignore[arg-type]
+    largest = 2 * KERNEL_UP_TO_BYTES
+    shard = allocate_shard(largest)
+    image = torch.empty(size * largest, dtype=torch.uint8, device="cuda")
+    for step, num_bytes in enumerate([4096, largest, 16, 1 << 20, largest, 1 << 14, 4096]):
+        shard.fill_(5 * step + rank)
+        pause(step, rank)
+        got = fp8_all_gather(shard[:num_bytes], [num_bytes] * size, out=image[: size * num_bytes]).wait()
+        rows = got.view(size, -1)
+        assert rows.amin(1).tolist() == rows.amax(1).tolist() == [5 * step + r for r in range(size)], step
+
+
+HAZARDS = ("gather_all_sizes", "gather_in_place", "gather_under_hazard", "gather_in_graph")
 
 
 @needs_two
-@pytest.mark.parametrize("transport", ["copy_engine", "nccl"])
+@pytest.mark.parametrize("transport", ["peer_kernel", "copy_engine", "nccl"])
 def test_two_gpus(transport: str) -> None:
     run_ranks(everything, 2, transport, (*HAZARDS, "look_at_trace"))
 
 
 @needs_two
-def test_two_gpus_choose_the_copy_engine() -> None:
-    run_ranks(choose, 2, "copy_engine")
+def test_two_gpus_choose_by_size() -> None:
+    run_ranks(choose, 2, "by_size")
 
 
-def test_two_processes_on_one_gpu() -> None:
-    run_ranks(everything, 2, "copy_engine", HAZARDS, share_device=True)
+@needs_two
+def test_two_gpus_by_turns() -> None:
+    run_ranks(everything, 2, "by_size", ("gather_by_turns", "look_at_large_trace"))
+
+
+@pytest.mark.parametrize("transport", ["peer_kernel", "copy_engine"])
+def test_two_processes_on_one_gpu(transport: str) -> None:
+    run_ranks(everything, 2, transport, HAZARDS, share_device=True)
+
+
+def test_three_processes_on_one_gpu_by_turns() -> None:
+    run_ranks(gather_by_turns, 3, "by_size", share_device=True)
 
 
 def test_two_processes_through_the_host() -> None:

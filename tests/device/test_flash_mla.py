@@ -95,3 +95,29 @@ def test_replayed_graph_follows_new_lists() -> None:
         graph.replay()
         torch.cuda.synchronize()
         _close((out, lse), reference(q, pool, None, lists, **args))
+
+
+@needs_gpu
+@needs_flash_mla
+@pytest.mark.parametrize("heads", [64, 128])
+@pytest.mark.parametrize("tokens", [1, 5, 64, 128])
+def test_reserved_multiprocessors_get_no_part(heads: int, tokens: int) -> None:
+    """The plan is FlashMLA's own less its last parts, eager and in a graph; results differ by the order of sums."""
+    from baige_device.backends.cuda import flash_mla
+
+    pool, q, lists = _pool(40), torch.randn(tokens, heads, 576, device="cuda").bfloat16(), _lists(tokens, 2560, 512)
+    args = {"scale": _SCALE, "v_dim": 512, "kv_format": "fp8_ds_mla"}
+    want = flash_mla.sparse_attention(q, pool, None, lists, **args)
+    _close(flash_mla.sparse_attention(q, pool, None, lists, reserved_sms=6, **args), want)
+    shape = (tokens, heads, 512, q.device)
+    own, roomy = flash_mla._schedules()[shape], flash_mla._reserving()[shape, 6]
+    if heads == 128 and tokens >= 64:
+        assert roomy is not own, "FlashMLA's plan has another layout"
+    if roomy is not own:
+        assert bool((roomy.tile_scheduler_metadata[-6:, 0] >= tokens).all())
+    out = torch.empty(tokens, heads, 512, device="cuda", dtype=torch.bfloat16)
+    lse = torch.empty(tokens, heads, device="cuda")
+    graph = captured(lambda: flash_mla.sparse_attention(q, pool, None, lists, out=out, lse=lse, reserved_sms=6, **args))
+    graph.replay()
+    torch.cuda.synchronize()
+    _close((out, lse), want)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baige_device.backends.cuda import gather
 from baige_device.backends.cuda.gather import uva_sparse_gather, uva_sparse_scatter
 from baige_device.backends.cuda.host_memory import host_alloc
 from baige_device.errors import ContractError
@@ -107,6 +108,56 @@ def test_counts_by_request_bound_what_is_read(arena: Tensor, requests: int, max_
     want[dst_rows[live]] = host[src_rows[live]]
     uva_sparse_gather(host, device, src_rows.cuda(), dst_rows.int().cuda(), counts.cuda(), max_sms=max_sms)
     assert torch.equal(flat(device), want)
+
+
+@pytest.mark.parametrize("blocks", [1, 5, 8, 9])
+@pytest.mark.parametrize("graph", [False, True])
+def test_blocks_of_one_cluster_copy_exactly(
+    arena: Tensor, blocks: int, graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "_LARGE_POOL_BYTES", 0)
+    monkeypatch.setattr(gather, "default_sms", lambda pool_bytes: blocks)
+    generator = torch.Generator().manual_seed(blocks)
+    host, device = pools(arena, 656, "dense")
+    src_rows, dst_rows = plan(600, 700, torch.int32, generator)
+    want = expected_gather(flat(host), flat(device), src_rows, dst_rows)
+    on_device = src_rows.cuda(), dst_rows.cuda()
+    if graph:
+        captured(lambda: uva_sparse_gather(host, device, *on_device)).replay()
+    else:
+        uva_sparse_gather(host, device, *on_device)
+    assert torch.equal(flat(device), want)
+
+
+@pytest.mark.parametrize("offset_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("counted", [False, True])
+def test_offsets_move_each_request_to_its_part(arena: Tensor, offset_dtype: torch.dtype, counted: bool) -> None:
+    generator = torch.Generator().manual_seed(7)
+    requests, entries, part = 9, 33, 64
+    host = rows_of(arena, 656)
+    device = torch.full((requests * part, 656), 0xA5, dtype=torch.uint8, device="cuda")
+    src_rows = torch.randint(-1, host.shape[0], (requests, entries), generator=generator)
+    slots = torch.stack([torch.randperm(part, generator=generator)[:entries] for _ in range(requests)])
+    slots[:, ::7] = -1
+    offsets = torch.randperm(requests, generator=generator) * part
+    counts = torch.randint(0, entries + 1, (requests,), generator=generator, dtype=torch.int32)
+    live = torch.arange(entries) < counts[:, None] if counted else torch.ones(requests, entries, dtype=torch.bool)
+    targets = torch.where(slots < 0, -1, slots + offsets[:, None])
+    want = expected_gather(host, flat(device), src_rows[live], targets[live])
+    count = counts.cuda() if counted else None
+    uva_sparse_gather(
+        host, device, src_rows.int().cuda(), slots.int().cuda(), count, dst_offsets=offsets.to(offset_dtype).cuda()
+    )
+    assert torch.equal(flat(device), want)
+
+
+def test_a_flat_plan_has_one_offset(arena: Tensor) -> None:
+    host = rows_of(arena, 656)
+    device = torch.full((40, 656), 0xA5, dtype=torch.uint8, device="cuda")
+    rows = torch.arange(20, device="cuda")
+    uva_sparse_gather(host, device, rows, rows.flip(0), dst_offsets=torch.tensor([20], device="cuda"))
+    assert torch.equal(device[20:].cpu(), host[:20].flip(0))
+    assert bool((device[:20] == 0xA5).all())
 
 
 def test_graph_replays_follow_the_device_resident_count(arena: Tensor) -> None:

@@ -9,6 +9,9 @@ import pytest
 
 from baige_device.activation import deactivate
 
+# Triton fixes how it runs a kernel when the kernel is defined: before any test module imports one.
+os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.fixture(autouse=True)
 def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

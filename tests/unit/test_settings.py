@@ -40,6 +40,23 @@ def test_ops_of_all_sources_are_merged_op_by_op(monkeypatch: pytest.MonkeyPatch,
     assert load_settings({"ops": "attend_paged=tuned"}).ops == merged
 
 
+def test_hisparse_is_off_by_default() -> None:
+    hisparse = load_settings().hisparse
+    assert not hisparse.enabled
+    assert (hisparse.hot_tokens, hisparse.host_gib_per_node, hisparse.overlap) == (0, 0, False)
+
+
+def test_hisparse_of_all_sources_is_merged_field_by_field(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "baige.toml"
+    file.write_text("[hisparse]\nhost_gib_per_node = 100.5\nhot_tokens = 1024\noverlap = true\n")
+    monkeypatch.setenv("BAIGE_CONFIG", str(file))
+    monkeypatch.setenv("BAIGE_HISPARSE__HOT_TOKENS", "2048")
+    monkeypatch.setenv("BAIGE_HISPARSE__HOST_GIB_PER_NODE", "200")
+    hisparse = load_settings({"hisparse": {"host_gib_per_node": 300}}).hisparse
+    assert hisparse.enabled
+    assert (hisparse.host_gib_per_node, hisparse.hot_tokens, hisparse.overlap) == (300, 2048, True)
+
+
 def test_a_file_that_does_not_parse_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "baige.toml"
     file.write_text("backend = \n")
@@ -63,6 +80,16 @@ def test_ops_are_read_from_a_list_of_pairs(monkeypatch: pytest.MonkeyPatch) -> N
         ("BAIGE_OPS", "attend_page=portable", r"unknown op 'attend_page' \(did you mean attend_paged\?\)"),
         ("BAIGE_OPS", "attend_paged=fast", "expected tuned, portable, reference or off, got 'fast'"),
         ("BAIGE_OPS", "attend_paged", "expected `op=tier"),
+        (
+            "BAIGE_HISPARSE__HOT_TOKEN",
+            "1",
+            r"unknown environment variable BAIGE_HISPARSE__HOT_TOKEN \(did you mean BAIGE_HISPARSE__HOT_TOKENS\?\)",
+        ),
+        ("BAIGE_HISPARSE", "{}", r"unknown environment variable BAIGE_HISPARSE \(did you mean BAIGE_HISPARSE__"),
+        ("BAIGE_HISPARSE_HOT_TOKENS", "1", r"did you mean BAIGE_HISPARSE__HOT_TOKENS\?"),
+        ("BAIGE_HISPARSE__HOST_GIB_PER_NODE", "-1", "setting hisparse.host_gib_per_node: .*'-1'"),
+        ("BAIGE_HISPARSE__HOST_GIB_PER_NODE", "inf", "setting hisparse.host_gib_per_node: .*finite"),
+        ("BAIGE_HISPARSE__HOST_GIB_PER_NODE", "64GiB", "setting hisparse.host_gib_per_node: .*'64GiB'"),
         ("BAIGE_CONFIG", "/nonexistent.toml", "BAIGE_CONFIG: expected a TOML file, got '/nonexistent.toml'"),
     ],
 )
@@ -75,6 +102,26 @@ def test_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch, name: str, va
 def test_unknown_engine_option_names_the_near_match() -> None:
     with pytest.raises(SettingsError, match=r"setting fallbak.*did you mean fallback\?"):
         load_settings({"fallbak": "none"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hisparse": {"hot_token": 1}}, r"setting hisparse\.hot_token: .*did you mean hisparse\.hot_tokens\?.*got 1"),
+        ({"hisparze": {"hot_tokens": 1}}, r"setting hisparze: .*hisparse"),
+        ({"hisparse": 64}, "setting hisparse: .*got 64"),
+        ({"hisparse": {"hot_tokens": 1.5}}, "setting hisparse.hot_tokens"),
+    ],
+)
+def test_a_bad_hisparse_option_is_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_settings(options)
+
+
+def test_hisparse_is_part_of_what_ranks_compare() -> None:
+    ours = load_settings({"hisparse": {"host_gib_per_node": 8}})
+    assert ours.fingerprint() != load_settings().fingerprint()
+    assert ours.common()["hisparse"] == {"host_gib_per_node": 8.0, "hot_tokens": 0, "overlap": False}
 
 
 def test_fingerprint_follows_what_must_agree_across_ranks() -> None:

@@ -1,4 +1,4 @@
-"""`fp8_all_gather` on CUDA: one op, three transports, chosen once per group by all its ranks together."""
+"""`fp8_all_gather` on CUDA: one op, four transports, chosen by all ranks of a group together."""
 
 from __future__ import annotations
 

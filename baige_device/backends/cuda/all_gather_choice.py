@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
+from baige_device.backends.cuda.nvrtc import available
 from baige_device.errors import BackendError
 from baige_device.ops.fp8_all_gather.contract import GatherHandle
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Name", "Transport", "force_transport", "refusals", "transport_for"]
+__all__ = ["PEER_MEMORY", "Name", "Transport", "force_transport", "refusals", "transport_for"]
 
-Name = Literal["copy_engine", "nccl", "staged"]
-_ORDER: tuple[Name, ...] = ("copy_engine", "nccl", "staged")
+Name = Literal["by_size", "peer_kernel", "copy_engine", "nccl", "staged"]
+_ORDER: tuple[Name, ...] = ("by_size", "copy_engine", "nccl", "staged")
+PEER_MEMORY: tuple[Name, ...] = ("by_size", "peer_kernel", "copy_engine")
+"""The transports that read the peers' memory, hence want shards in memory that peers can read."""
+
+_KERNEL_FROM = (7, 0)
 _OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
@@ -45,6 +50,8 @@ class _Rank:
     symmetric: bool
     overlap: bool
     nccl: bool
+    compiler: str
+    """Why no kernel can be compiled on this rank, or an empty text."""
 
 
 _forced: dict[ProcessGroup, Name] = {}
@@ -92,6 +99,14 @@ def _real(group: ProcessGroup | None) -> ProcessGroup:
 
 
 def _make(name: Name, group: ProcessGroup, device: torch.device) -> Transport:
+    if name == "by_size":
+        from baige_device.backends.cuda.all_gather_peer import BySize
+
+        return BySize(group, device)
+    if name == "peer_kernel":
+        from baige_device.backends.cuda.all_gather_peer import PeerKernel
+
+        return PeerKernel(group, device)
     if name == "copy_engine":
         from baige_device.backends.cuda.all_gather_copy import CopyEngine
 
@@ -137,7 +152,16 @@ def _describe(group: ProcessGroup, device: torch.device) -> _Rank:
         symmetric=_has_symmetric_memory(),
         overlap=os.environ.get(_OVERLAP) == "1",
         nccl=dist.get_backend(group) == "nccl" or "cuda:nccl" in dist.get_backend(group),
+        compiler=_no_compiler(device),
     )
+
+
+def _no_compiler(device: torch.device) -> str:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _KERNEL_FROM:
+        return f"compute capability {capability[0]}.{capability[1]} is below 7.0"
+    found = available()
+    return "" if found.ok else found.reason
 
 
 def _identity(index: int) -> str:
@@ -167,6 +191,14 @@ def _no_copy_engine(ranks: list[_Rank]) -> str:
     return ""
 
 
+def _no_kernel(ranks: list[_Rank]) -> str:
+    from baige_device.backends.cuda.all_gather_kernel import MAX_RANKS
+
+    if len(ranks) > MAX_RANKS:
+        return f"{len(ranks)} ranks are more than the kernel's {MAX_RANKS}"
+    return _no_copy_engine(ranks) or next((rank.compiler for rank in ranks if rank.compiler), "")
+
+
 def _no_nccl(ranks: list[_Rank]) -> str:
     if not all(rank.nccl for rank in ranks):
         return "the group's backend is not NCCL"
@@ -175,5 +207,9 @@ def _no_nccl(ranks: list[_Rank]) -> str:
     return ""
 
 
-_REFUSE: dict[Name, Callable[[list[_Rank]], str]] = {"copy_engine": _no_copy_engine, "nccl": _no_nccl}
+_REFUSE: dict[Name, Callable[[list[_Rank]], str]] = {
+    "by_size": _no_kernel,
+    "copy_engine": _no_copy_engine,
+    "nccl": _no_nccl,
+}
 """Why the ranks cannot use a transport, or an empty text; `staged` is always possible."""

@@ -1,4 +1,4 @@
-"""Memory that all ranks of a group can read: what the copy-engine transport pulls from."""
+"""Memory that all ranks of a group can read: what the peer transports pull from."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ def allocate_shard(num_bytes: int, *, group: ProcessGroup | None = None) -> Tens
     result, or the same slice of it on every rank, as the `shard` of `fp8_all_gather`; a rank whose shard is empty
     passes an empty slice. Where the group cannot share memory this is ordinary device memory.
 
+    An image may be allocated so as well (with the image's size on every rank). A shard that is this rank's own piece
+    of such an image is then gathered in place, without the local copy.
+
     Args:
         num_bytes: bytes of this rank's shard, >= 0. group: as for `fp8_all_gather`.
     Returns:
@@ -53,11 +56,11 @@ def allocate_shard(num_bytes: int, *, group: ProcessGroup | None = None) -> Tens
     """
     import torch.distributed as dist
 
-    from baige_device.backends.cuda.all_gather_choice import transport_for
+    from baige_device.backends.cuda.all_gather_choice import PEER_MEMORY, transport_for
     from baige_device.ops.base import group_rank_and_size
 
     device = torch.device("cuda", torch.cuda.current_device())
-    if group_rank_and_size(group)[1] == 1 or transport_for(group, device).name != "copy_engine":
+    if group_rank_and_size(group)[1] == 1 or transport_for(group, device).name not in PEER_MEMORY:
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
     wanted: list[int] = [0] * dist.get_world_size(group)
     dist.all_gather_object(wanted, num_bytes, group=group)

@@ -34,9 +34,16 @@ def index_topk(device: DeviceInfo) -> list[Offer]:
 
 
 def _flash_mla_available() -> Verdict:
-    """Whether the package is installed and the device is of the generation its kernels are built for."""
-    if importlib.util.find_spec("flash_mla") is None:
-        return Verdict.no("the package flash_mla is not installed (pip install sgl-flash-mla)")
+    """Whether its kernels are there and the device is of the generation that they are built for."""
+    if importlib.util.find_spec("torch") is None:
+        return Verdict.no("torch is not installed")
+    from baige_device.backends.cuda.flash_mla_library import find_flash_mla
+
+    if find_flash_mla() is None:
+        return Verdict.no(
+            "FlashMLA is not there: the package flash_mla is not installed (pip install sgl-flash-mla), and no engine "
+            "has loaded its own build"
+        )
     import torch
 
     if not torch.cuda.is_available():

@@ -113,6 +113,7 @@ class _Launch(ctypes.Structure):
     ]
 
 
+_CLUSTER = 4
 _SERIAL_BUT_EARLY = _Attribute(6, 0, 1)
 """Programmatic stream serialisation: the blocks are placed while the kernel before still runs. Kernels launched so
 begin with `griddepcontrol.wait`, which waits until all of that kernel's writes can be seen."""
@@ -135,12 +136,27 @@ class Kernel:
             _check(status, f"{num_bytes} bytes of shared memory")
             self._shared_bytes = num_bytes
 
-    def launch(self, grid: int, block: int, stream: int, parameters: ctypes.Structure, shared_bytes: int = 0) -> None:
-        """Queue the kernel on a raw stream of the current context."""
+    def launch(
+        self,
+        grid: int,
+        block: int,
+        stream: int,
+        parameters: ctypes.Structure,
+        shared_bytes: int = 0,
+        *,
+        one_cluster: bool = False,
+    ) -> None:
+        """Queue the kernel on a raw stream of the current context.
+
+        `one_cluster` puts all blocks, at most eight, into one graphics processing cluster from compute capability 9.0.
+        """
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
         if self._early:
-            attributes = ctypes.pointer(_SERIAL_BUT_EARLY)
-            config = _Launch((grid, 1, 1), (block, 1, 1), shared_bytes, stream, attributes, 1)
+            attributes = (_Attribute * 2)(_SERIAL_BUT_EARLY)
+            if one_cluster:
+                attributes[1] = _Attribute(_CLUSTER, 0, grid, (ctypes.c_int * 15)(1, 1))
+            count = 2 if one_cluster else 1
+            config = _Launch((grid, 1, 1), (block, 1, 1), shared_bytes, stream, attributes, count)
             status = self._launch(ctypes.byref(config), self._function, pointers, None)
         else:
             status = self._launch(self._function, grid, 1, 1, block, 1, 1, shared_bytes, stream, pointers, None)

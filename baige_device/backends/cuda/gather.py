@@ -16,6 +16,7 @@ __all__ = ["default_sms", "uva_sparse_gather", "uva_sparse_scatter"]
 
 _THREADS = 1024
 _LARGE_POOL_BYTES = 8 << 30
+_MOST_BLOCKS_OF_A_CLUSTER = 8
 _INDEX_TYPES = {torch.int32: "int", torch.int64: "long long"}
 
 
@@ -28,6 +29,16 @@ def default_sms(host_pool_bytes: int) -> int:
     return 8 if host_pool_bytes < _LARGE_POOL_BYTES else 5
 
 
+def _in_one_cluster(blocks: int, host_pool_bytes: int, max_sms: int) -> bool:
+    """Whether all blocks are placed in one graphics processing cluster (GPC).
+
+    Over a large pool that is faster: the multiprocessors of a GPC seem to share their address translations. With a
+    bound of the caller, who has other work beside the copy, blocks go wherever there is room: a GPC with enough free
+    multiprocessors may be long in coming.
+    """
+    return max_sms == 0 and host_pool_bytes >= _LARGE_POOL_BYTES and blocks <= _MOST_BLOCKS_OF_A_CLUSTER
+
+
 class _Pool(ctypes.Structure):
     _fields_ = [("base", ctypes.c_uint64)] + [
         (name, ctypes.c_int64) for name in ("page_stride", "row_stride", "page_rows")
@@ -36,7 +47,8 @@ class _Pool(ctypes.Structure):
 
 class _Params(ctypes.Structure):
     _fields_ = (
-        [("src", _Pool), ("dst", _Pool), ("src_rows", ctypes.c_uint64), ("dst_rows", ctypes.c_uint64)]
+        [("src", _Pool), ("dst", _Pool)]
+        + [(name, ctypes.c_uint64) for name in ("src_rows", "dst_rows", "dst_offsets")]
         + [(name, ctypes.c_int64) for name in ("src_outer", "src_inner", "dst_outer", "dst_inner")]
         + [("count", ctypes.c_uint64)]
         + [(name, ctypes.c_int64) for name in ("requests", "entries", "row_bytes")]
@@ -50,10 +62,11 @@ def uva_sparse_gather(
     dst_rows: Tensor,
     count: Tensor | None = None,
     *,
+    dst_offsets: Tensor | None = None,
     max_sms: int = 0,
 ) -> None:
     """See the contract. `src` may also be a device tensor that views host memory."""
-    _copy("uva_sparse_gather", src, dst, src_rows, dst_rows, count, max_sms, scatter=0)
+    _copy("uva_sparse_gather", src, dst, src_rows, dst_rows, count, dst_offsets, max_sms, scatter=0)
 
 
 def uva_sparse_scatter(
@@ -66,7 +79,7 @@ def uva_sparse_scatter(
     max_sms: int = 0,
 ) -> None:
     """See the contract. `dst` may also be a device tensor that views host memory."""
-    _copy("uva_sparse_scatter", src, dst, src_rows, dst_rows, count, max_sms, scatter=1)
+    _copy("uva_sparse_scatter", src, dst, src_rows, dst_rows, count, None, max_sms, scatter=1)
 
 
 def _copy(
@@ -76,6 +89,7 @@ def _copy(
     src_rows: Tensor,
     dst_rows: Tensor,
     count: Tensor | None,
+    dst_offsets: Tensor | None,
     max_sms: int,
     scatter: int,
 ) -> None:
@@ -92,14 +106,21 @@ def _copy(
         params.src_outer, params.src_inner = 0 if flat else src_rows.stride(0), src_rows.stride(-1)
         params.dst_outer, params.dst_inner = 0 if flat else dst_rows.stride(0), dst_rows.stride(-1)
         if count is not None:
-            params.count = count.contiguous().data_ptr()
+            count = count.contiguous()
+            params.count = count.data_ptr()
+        if dst_offsets is not None:
+            dst_offsets = dst_offsets.contiguous()
+            params.dst_offsets = dst_offsets.data_ptr()
         params.requests = 1 if flat else src_rows.shape[0]
         params.entries = src_rows.shape[-1]
         params.row_bytes = width
-        function = _function(device, _unit(params), width, src_rows.dtype, dst_rows.dtype, scatter)
-        sms = max_sms or default_sms(_pool_bytes(dst if scatter else src))
-        blocks = min(sms, -(-src_rows.numel() * 32 // _THREADS))
-        function.launch(blocks, _THREADS, torch._C._cuda_getCurrentRawStream(device), params)
+        offset_dtype = torch.int32 if dst_offsets is None else dst_offsets.dtype
+        function = _function(device, _unit(params), width, src_rows.dtype, dst_rows.dtype, offset_dtype, scatter)
+        pool_bytes = _pool_bytes(dst if scatter else src)
+        blocks = min(max_sms or default_sms(pool_bytes), -(-src_rows.numel() * 32 // _THREADS))
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        together = not scatter and _in_one_cluster(blocks, pool_bytes, max_sms)
+        function.launch(blocks, _THREADS, stream, params, one_cluster=together)
 
 
 def _pool(op: str, argument: str, pool: Tensor) -> _Pool:
@@ -137,7 +158,13 @@ def _unit(params: _Params) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _function(
-    device: int, unit: int, width: int, src_index: torch.dtype, dst_index: torch.dtype, scatter: int
+    device: int,
+    unit: int,
+    width: int,
+    src_index: torch.dtype,
+    dst_index: torch.dtype,
+    offset_index: torch.dtype,
+    scatter: int,
 ) -> Kernel:
     line = min(128, 32 * unit)
     # Lanes start at a line of the host row, so a row spans up to one line more than its width.
@@ -149,6 +176,7 @@ def _function(
         "THREADS": _THREADS,
         "SRC_INDEX": _INDEX_TYPES[src_index],
         "DST_INDEX": _INDEX_TYPES[dst_index],
+        "OFFSET_INDEX": _INDEX_TYPES[offset_index],
         "SCATTER": scatter,
     }
     return kernel(device, "copy_rows.cu", "copy_rows", macros)

@@ -29,7 +29,8 @@ def _link(device: DeviceInfo) -> dict[str, Any]:
 
 
 def host_alloc(device: DeviceInfo) -> Offer:
-    return Offer(f"{_PACKAGE}.host_memory:host_alloc", Tier.TUNED, facts={"huge_pages": True, "kind": "pinned"})
+    facts = {"huge_pages": True, "kind": "pinned", "accounts_memlock": False}
+    return Offer(f"{_PACKAGE}.host_memory:host_alloc", Tier.TUNED, facts=facts)
 
 
 def uva_sparse_gather(device: DeviceInfo) -> Offer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baige_device.backends.cuda import attention_offers, gather_offers, probe, weight_offers
+from baige_device.backends.cuda import attention_offers, gather_offers, moe_offers, probe, weight_offers
 from baige_device.backends.portable import offers
 from baige_device.registry.hookspecs import hookimpl
 from baige_device.registry.offers import DeviceInfo, Offer, Probe, Verdict
@@ -80,7 +80,7 @@ def kv_write(device: DeviceInfo) -> list[Offer]:
 
 @hookimpl
 def moe_dispatch(device: DeviceInfo) -> list[Offer]:
-    return [offers.moe_dispatch(device)]
+    return [*moe_offers.moe_dispatch(device), offers.moe_dispatch(device)]
 
 
 @hookimpl

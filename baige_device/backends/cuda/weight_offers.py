@@ -12,7 +12,7 @@ def fp8_all_gather(device: DeviceInfo) -> Offer:
         "baige_device.backends.cuda.all_gather:fp8_all_gather",
         Tier.TUNED,
         facts={
-            "transports": ("copy_engine", "nccl", "staged"),
+            "transports": ("peer_kernel", "copy_engine", "nccl", "staged"),
             "graph_capturable": True,
             "shard_allocator": "baige_device.backends.cuda.all_gather_memory:allocate_shard",
         },

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baige_device.backends.kunlun import normalise, rows, vendor
 from baige_device.backends.kunlun.plan import live_rows
-from baige_device.ops.uva_sparse_gather.contract import row_bytes
+from baige_device.ops.uva_sparse_gather.contract import offset_rows, row_bytes
 
 __all__ = ["uva_sparse_gather", "uva_sparse_scatter"]
 
@@ -23,10 +23,11 @@ def uva_sparse_gather(
     dst_rows: Tensor,
     count: Tensor | None = None,
     *,
+    dst_offsets: Tensor | None = None,
     max_sms: int = 0,
 ) -> None:
     """See the contract. Any strides; no host synchronisation. `max_sms` has no counterpart and is not used."""
-    source, target = live_rows(src_rows, dst_rows, count)
+    source, target = live_rows(src_rows, offset_rows(dst_rows, dst_offsets), count)
     _copy(src, dst, source, target)
     empty = torch.where(source < 0, target, -1)
     pool = rows.paged(rows.as_bytes(dst), 1)

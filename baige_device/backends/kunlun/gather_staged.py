@@ -10,6 +10,7 @@ from torch import Tensor
 
 from baige_device.backends.kunlun import normalise, rows
 from baige_device.backends.kunlun.plan import HostPlan, on_host
+from baige_device.ops.uva_sparse_gather.contract import offset_rows
 
 __all__ = ["fetch", "store", "uva_sparse_gather", "uva_sparse_scatter"]
 
@@ -21,10 +22,11 @@ def uva_sparse_gather(
     dst_rows: Tensor,
     count: Tensor | None = None,
     *,
+    dst_offsets: Tensor | None = None,
     max_sms: int = 0,
 ) -> None:
     """See the contract; synchronises once to read the plan. `max_sms` has no meaning here."""
-    fetch(src, dst, on_host(src_rows, dst_rows, count))
+    fetch(src, dst, on_host(src_rows, offset_rows(dst_rows, dst_offsets), count))
 
 
 def uva_sparse_scatter(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baige_device.backends.kunlun import gather_staged, normalise, rows, vendor
 from baige_device.backends.kunlun.plan import HostPlan, on_host
-from baige_device.ops.uva_sparse_gather.contract import row_bytes
+from baige_device.ops.uva_sparse_gather.contract import offset_rows, row_bytes
 
 __all__ = ["row_step", "uva_sparse_gather", "uva_sparse_scatter"]
 
@@ -23,10 +23,11 @@ def uva_sparse_gather(
     dst_rows: Tensor,
     count: Tensor | None = None,
     *,
+    dst_offsets: Tensor | None = None,
     max_sms: int = 0,
 ) -> None:
     """See the contract; synchronises once to read the plan. `max_sms` has no counterpart and is not used."""
-    source, target = on_host(src_rows, dst_rows, count)
+    source, target = on_host(src_rows, offset_rows(dst_rows, dst_offsets), count)
     empty = normalise.int64(target[source < 0].to(dst.device))
     pool = rows.paged(rows.as_bytes(dst), 1)
     rows.put_rows(pool, empty, pool.new_zeros(empty.shape[0], pool.shape[-1]))

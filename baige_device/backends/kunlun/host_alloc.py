@@ -36,10 +36,14 @@ def host_alloc(num_bytes: int) -> HostBuffer:
 
     def release() -> None:
         mapping, address = owned.pop()
-        vendor.host_runtime().cudaHostUnregister(address)
+        _unregister(mapping, address, num_bytes)
         mapping.madvise(mmap.MADV_DONTNEED)
 
     return HostBuffer(aligned[:num_bytes], "pinned", release)
+
+
+_still_registered: list[mmap.mmap] = []
+"""Memory that the runtime did not let go. The device may still write there, so it is never unmapped."""
 
 
 def _map(length: int, asked: int) -> mmap.mmap:
@@ -61,4 +65,14 @@ def _register(memory: Tensor, asked: int) -> None:
             f"host_alloc: num_bytes: asked for {asked} bytes, and registering {memory.numel()} bytes with the Kunlun "
             f"runtime failed with status {status}; memlock limit: {limit} (raise it with `ulimit -l`, in a container "
             "with --ulimit memlock=-1)"
+        )
+
+
+def _unregister(mapping: mmap.mmap, address: int, asked: int) -> None:
+    status = int(vendor.host_runtime().cudaHostUnregister(address))
+    if status != 0:
+        _still_registered.append(mapping)
+        raise HostMemoryError(
+            f"host_alloc: release of {asked} bytes: cudaHostUnregister({address:#x}) of the Kunlun runtime failed with "
+            f"status {status}; the memory stays mapped, since the device may still reach it"
         )

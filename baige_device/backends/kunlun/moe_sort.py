@@ -57,7 +57,7 @@ def without_repeats(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """An expert that a token names twice: the first choice keeps the sum of the weights, the others become -1."""
     same = (ids.unsqueeze(2) == ids.unsqueeze(1)) & (ids >= 0).unsqueeze(2)
     first = ~same.tril(-1).any(2)
-    summed = (same * weights.unsqueeze(1)).sum(2)
+    summed = torch.where(same, weights.unsqueeze(1), 0.0).sum(2)
     live = first & (ids >= 0)
     return torch.where(live, ids, -1), torch.where(live, summed, 0.0)
 

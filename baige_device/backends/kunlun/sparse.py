@@ -37,6 +37,7 @@ def sparse_attention(
     extra_indices: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    reserved_sms: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """See the contract; MLA rows of 576 bf16 or fp16 only. No sync.
 

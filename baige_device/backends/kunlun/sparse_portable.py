@@ -34,6 +34,7 @@ def sparse_attention(
     extra_indices: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    reserved_sms: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """See the contract; no `fp8_ds_mla`. Fixed shapes, no sync."""
     if kv_format != "plain":

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from baige_device.backends.portable.attend_paged_kernels import attend_paged_kernel
+from baige_device.backends.portable.attention_launch import LOG2_E, Tiles, merge_splits, partial_buffers
 from baige_device.backends.portable.runtime import (
     INTERPRET,
     best_splits,
@@ -15,7 +16,6 @@ from baige_device.backends.portable.runtime import (
     power_of_2,
     processors,
 )
-from baige_device.backends.portable.sparse_attention import LOG2_E, Tiles, merge_splits, partial_buffers
 
 __all__ = ["attend_paged"]
 

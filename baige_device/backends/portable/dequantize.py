@@ -7,13 +7,15 @@ import triton
 from torch import Tensor
 
 from baige_device.backends.portable.dequantize_kernels import dequantize_kernel
+from baige_device.backends.portable.early_start import early_start
 from baige_device.backends.portable.float_codec import has_native_e4m3
 from baige_device.backends.portable.runtime import INTERPRET, launching_on
 from baige_device.errors import ContractError
 
 __all__ = ["dequantize_blocks"]
 
-_TILE = 4096
+_TILE = 8192
+_WARPS = 4
 
 
 def dequantize_blocks(
@@ -57,7 +59,8 @@ def dequantize_blocks(
             ONE_SCALE_DOWN=height % tile_rows == 0,
             TILE_ROWS=tile_rows,
             TILE_COLUMNS=tile_columns,
-            num_warps=4,
+            num_warps=_WARPS,
+            **early_start(payload.device),
         )
     return out
 

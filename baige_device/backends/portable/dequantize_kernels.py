@@ -5,6 +5,7 @@
 import triton
 import triton.language as tl
 
+from baige_device.backends.portable.early_start import after_previous_kernel
 from baige_device.backends.portable.float_codec import decode_e4m3, encode_bf16
 
 
@@ -27,12 +28,14 @@ def dequantize_kernel(
     ONE_SCALE_DOWN: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    after_previous_kernel(EARLY)
     row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     column = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     wide = row.to(tl.int64)[:, None]
-    coded = tl.load(payload + wide * payload_stride + column[None, :], mask=inside)
+    coded = tl.load(payload + wide * payload_stride + column[None, :], mask=inside, eviction_policy="evict_first")
     value = decode_e4m3(coded) if SOFTWARE else coded.to(tl.float32)
     # A tile inside one block needs one scale, a tile inside one column of blocks one scale a row.
     if ONE_ROW_OF_SCALES and ONE_SCALE_DOWN:

@@ -13,7 +13,6 @@ from baige_device.backends.portable.moe_routing import gather_sum
 from baige_device.backends.portable.runtime import launching_on
 from baige_device.errors import ContractError
 from baige_device.ops.moe_dispatch.contract import ExpertBatch
-from baige_device.ops.moe_dispatch.exchange import exchange_rows
 
 __all__ = ["moe_combine"]
 
@@ -29,10 +28,9 @@ def moe_combine(y: Tensor, batch: ExpertBatch, *, out: Tensor | None = None) -> 
     rows = y.reshape(-1, width).contiguous()
     with launching_on(y):
         if handle.slots is not None:
-            if len(handle.sends) == 1:
+            if handle.way is None:
                 return gather_sum(rows, handle.slots, handle.weights, out)
-            here = torch.empty((sum(handle.receives), width), dtype=y.dtype, device=y.device)
-            rows = gather_sum(rows, handle.slots, handle.weights, here)
-        assert handle.home is not None
-        home = exchange_rows(rows, handle.receives, handle.sends, handle.group)
-        return gather_sum(home, handle.home, None, out)
+            sums = y.new_empty((handle.arrived, width))
+            rows = gather_sum(rows, handle.slots, handle.weights, sums)
+        assert handle.way is not None
+        return handle.way.bring_home(rows, out)

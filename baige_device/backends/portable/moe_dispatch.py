@@ -1,29 +1,29 @@
 """`moe_dispatch` in Triton: a counting sort and one pass over the payload; torch.distributed between ranks.
 
-One rank: nothing is read on the host while a graph is captured. The row count of `flat` and `expert_major` is then its
-upper bound, with zero rows (and ids -1) behind; outside a capture it is exact, which costs one host read.
-Several ranks: the row counts decide the sizes of the exchange, so every call reads them and cannot be captured.
+While a graph is captured nothing is read on the host. The row count of `flat` and `expert_major` is then its upper
+bound, with zero rows (and ids -1) behind; outside a capture it is exact, which costs a host read. Several ranks travel
+as `moe_transport.py` says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from baige_device.backends.portable.moe_routing import Routing, lay_out, route
+from baige_device.backends.portable.moe_transport import Arrived, Way, capturing, owners, send
 from baige_device.backends.portable.runtime import launching_on
 from baige_device.errors import CapacityError
 from baige_device.ops.base import group_rank_and_size
 from baige_device.ops.moe_dispatch.contract import ExpertBatch
-from baige_device.ops.moe_dispatch.exchange import agree, exchange_rows, join_columns, split_columns
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["PortableHandle", "moe_dispatch"]
+__all__ = ["PortableHandle", "lay_out_batch", "moe_dispatch"]
 
 _OP = "moe_dispatch"
 
@@ -32,27 +32,15 @@ _OP = "moe_dispatch"
 class PortableHandle:
     """How the rows travelled, for the way back."""
 
-    group: ProcessGroup | None
-    home: Tensor | None
-    """int32 `[T, N]`: the row that token t sent to rank n, -1 for none; None when nothing was packed (one rank)."""
-    sends: list[int]
-    receives: list[int]
+    way: Way | None
+    """None with one rank: rows go nowhere."""
     tokens: int
+    arrived: int
+    """Rows that came here, R."""
     slots: Tensor | None = None
-    """expert_major and masked: int32 `[R, k]`, where each choice of a received row lies in the flattened layout."""
+    """int32 `[R, k]`: where the parts of a received row lie in the batch, -1 for none; None: row for row."""
     weights: Tensor | None = None
-    """fp32 `[R, k]`, router weights of the received rows."""
-
-
-@dataclass(frozen=True)
-class _Arrived:
-    """Rows on the rank of their experts, ordered by (source rank, token)."""
-
-    x: Tensor
-    ids: Tensor
-    weights: Tensor
-    scales: Tensor | None
-    handle: PortableHandle
+    """fp32 `[R, k]`, router weights of those parts; None where the experts' outputs are weighted already."""
 
 
 def moe_dispatch(
@@ -72,7 +60,7 @@ def moe_dispatch(
     local = num_experts // size
     with launching_on(x):
         if size > 1:
-            arrived = _exchange(x, topk_ids, topk_weights, x_scales, local, size, max_tokens_per_rank, group)
+            arrived = send(x, topk_ids, topk_weights, x_scales, local, max_tokens_per_rank, group)
         else:
             if x.shape[0] > max_tokens_per_rank:
                 raise CapacityError(
@@ -81,54 +69,30 @@ def moe_dispatch(
                     f"at most max_tokens_per_rank = {max_tokens_per_rank}",
                     f"{x.shape[0]} tokens on rank 0",
                 )
-            handle = PortableHandle(group, None, [x.shape[0]], [x.shape[0]], x.shape[0])
-            arrived = _Arrived(x, topk_ids, topk_weights, x_scales, handle)
-        if layout == "flat":
-            return _flat(arrived, rank * local, local, size)
-        return _by_expert(arrived, layout, rank * local, local, alignment, max_tokens_per_rank * size)
+            arrived = Arrived(x, topk_ids, topk_weights, x_scales, None, exact=False)
+        return lay_out_batch(arrived, x.shape[0], layout, rank * local, local, alignment, max_tokens_per_rank * size)
 
 
-def _owners(topk_ids: Tensor, local: int, size: int) -> Tensor:
-    """int32 `[T, N]`: n where some choice of the token lives on rank n, else -1."""
-    ranks = torch.arange(size, device=topk_ids.device, dtype=torch.int32)
-    owner = torch.where(topk_ids >= 0, topk_ids // local, -1)
-    wanted = (owner.unsqueeze(2) == ranks).any(1)
-    return torch.where(wanted, ranks, -1)
+def lay_out_batch(
+    arrived: Arrived, tokens: int, layout: str, first: int, local: int, alignment: int, expert_rows: int
+) -> ExpertBatch:
+    """The batch of what arrived for the experts `[first, first + local)`; `tokens` is what this rank dispatched."""
+    if layout == "flat":
+        return _flat(arrived, tokens, first, local)
+    return _by_expert(arrived, tokens, layout, first, local, alignment, expert_rows)
 
 
-def _exchange(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    scales: Tensor | None,
-    local: int,
-    size: int,
-    capacity: int,
-    group: ProcessGroup | None,
-) -> _Arrived:
-    """Send one row a (token, rank), payload and routing apart, so that the payload is packed in one pass."""
-    routing = route(_owners(ids, local, size), 0, size)
-    sends: list[int] = routing.counts.tolist()
-    receives = agree(_OP, x.shape[0], capacity, sends, group, x.device)
-    columns = [ids.to(torch.int32), weights] if scales is None else [ids.to(torch.int32), weights, scales]
-    payload = lay_out(x, routing, sum(sends), clear=False)
-    routed = lay_out(join_columns(columns), routing, sum(sends), clear=False)
-    x_in = exchange_rows(payload.view(torch.uint8), sends, receives, group).view(x.dtype)
-    parts = split_columns(exchange_rows(routed, sends, receives, group), columns)
-    handle = PortableHandle(group, routing.slots, sends, receives, x.shape[0])
-    return _Arrived(x_in, parts[0], parts[1], parts[2] if scales is not None else None, handle)
-
-
-def _flat(arrived: _Arrived, first: int, local: int, size: int) -> ExpertBatch:
+def _flat(arrived: Arrived, tokens: int, first: int, local: int) -> ExpertBatch:
     ids = arrived.ids.to(torch.int32)
     here = (ids >= first) & (ids < first + local)
     ids = torch.where(here, ids - first, -1)
     weights = torch.where(here, arrived.weights, 0.0)
-    x, scales, handle = arrived.x, arrived.scales, arrived.handle
-    if size == 1:
-        packing = route(_owners(ids, local, 1), 0, 1)
-        rows = x.shape[0] if _capturing(x) else int(packing.counts)
-        if rows != x.shape[0] or _capturing(x):
+    x, scales = arrived.x, arrived.scales
+    handle = PortableHandle(arrived.way, tokens, x.shape[0])
+    if not arrived.exact:
+        packing = route(owners(ids, local, 1), 0, 1)
+        rows = x.shape[0] if capturing(x) else int(packing.counts)
+        if rows != x.shape[0] or capturing(x):
             x = lay_out(x, packing, rows, clear=True)
             scales = None if scales is None else lay_out(scales, packing, rows, clear=True)
             # 0 must stand for "no expert" in the cleared rows behind.
@@ -136,20 +100,22 @@ def _flat(arrived: _Arrived, first: int, local: int, size: int) -> ExpertBatch:
             weights = lay_out(weights, packing, rows, clear=True)
         else:
             x = x.clone()
-        handle = replace(handle, home=packing.slots)
+        handle = PortableHandle(arrived.way, tokens, handle.arrived, packing.slots)
     counts = route(ids, 0, local).counts
     return ExpertBatch("flat", x, counts, None, ids, weights, scales, handle)
 
 
-def _by_expert(arrived: _Arrived, layout: str, first: int, local: int, alignment: int, expert_rows: int) -> ExpertBatch:
+def _by_expert(
+    arrived: Arrived, tokens: int, layout: str, first: int, local: int, alignment: int, expert_rows: int
+) -> ExpertBatch:
     masked = layout == "masked"
     ids = arrived.ids
     routing = route(ids, first, local, alignment=alignment, capacity=expert_rows if masked else 0)
     rows = local * expert_rows if masked else _expert_major_rows(routing, ids, local, alignment)
-    clear = masked or alignment > 1 or _capturing(ids)
+    clear = masked or alignment > 1 or capturing(ids)
     x = lay_out(arrived.x, routing, rows, clear=clear)
     scales = None if arrived.scales is None else lay_out(arrived.scales, routing, rows, clear=clear)
-    handle = replace(arrived.handle, slots=routing.slots, weights=arrived.weights)
+    handle = PortableHandle(arrived.way, tokens, arrived.x.shape[0], routing.slots, arrived.weights)
     if masked:
         x = x.view(local, expert_rows, x.shape[1])
         scales = None if scales is None else scales.view(local, expert_rows, scales.shape[1])
@@ -157,10 +123,6 @@ def _by_expert(arrived: _Arrived, layout: str, first: int, local: int, alignment
 
 
 def _expert_major_rows(routing: Routing, ids: Tensor, local: int, alignment: int) -> int:
-    if _capturing(ids):
+    if capturing(ids):
         return ids.numel() + local * (alignment - 1)
     return int(routing.starts[-1])
-
-
-def _capturing(tensor: Tensor) -> bool:
-    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -157,6 +157,7 @@ def gather_sum_kernel(
         present = column < tl.where(slot >= 0, width, 0)
         value = tl.load(y + slot * width + column, mask=present, other=0.0).to(tl.float32)
         if WEIGHTED:
-            value *= tl.load(weights + row * w_r + choice * w_k)
+            # A choice that takes no part may have any weight, NaN too.
+            value *= tl.load(weights + row * w_r + choice * w_k, mask=slot >= 0, other=0.0)
         acc += value
     tl.store(out + row * out_r + column, rounded(acc, out.dtype.element_ty), mask=inside)

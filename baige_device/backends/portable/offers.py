@@ -7,9 +7,9 @@ an offer is chosen.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from baige_device.registry.offers import DeviceInfo, Need, Offer, Tier, Verdict
+from baige_device.registry.offers import DeviceInfo, Offer, Tier, Verdict
 
 __all__ = [
     "attend_paged",
@@ -73,15 +73,15 @@ def kv_write(device: DeviceInfo) -> Offer:
 
 
 def moe_dispatch(device: DeviceInfo) -> Offer:
-    return _moe("moe_dispatch", _captured_on_one_rank)
+    return _moe("moe_dispatch")
 
 
 def moe_expert_ffn(device: DeviceInfo) -> Offer:
-    return _moe("moe_expert_ffn", _any)
+    return _moe("moe_expert_ffn")
 
 
 def moe_combine(device: DeviceInfo) -> Offer:
-    return _moe("moe_combine", _captured_on_one_rank)
+    return _moe("moe_combine")
 
 
 def _attention(op: str, **facts: object) -> Offer:
@@ -89,18 +89,6 @@ def _attention(op: str, **facts: object) -> Offer:
     return Offer(f"{_PACKAGE}.{op}:{op}", Tier.PORTABLE, available=triton_available(), facts=found)
 
 
-def _moe(op: str, supports: Callable[[Need], Verdict]) -> Offer:
-    facts = {"layouts": ("flat", "expert_major", "masked"), "graph_capturable": "one rank"}
-    return Offer(f"{_PACKAGE}.{op}:{op}", Tier.PORTABLE, supports, triton_available(), facts)
-
-
-def _any(need: Need) -> Verdict:
-    return Verdict.yes()
-
-
-def _captured_on_one_rank(need: Need) -> Verdict:
-    if need.params.get("graph") and need.params.get("ranks", 1) > 1:
-        return Verdict.no(
-            "between ranks the row counts are read on the host, so the call cannot be captured in a graph"
-        )
-    return Verdict.yes()
+def _moe(op: str) -> Offer:
+    facts = {"layouts": ("flat", "expert_major", "masked"), "graph_capturable": True}
+    return Offer(f"{_PACKAGE}.{op}:{op}", Tier.PORTABLE, available=triton_available(), facts=facts)

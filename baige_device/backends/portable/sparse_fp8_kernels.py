@@ -76,6 +76,7 @@ def sparse_fp8_kernel(
     PAGED: tl.constexpr,
     EXTRA: tl.constexpr,
     ALIGNED: tl.constexpr,
+    APART: tl.constexpr,
     OFFSET: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -126,11 +127,20 @@ def sparse_fp8_kernel(
         k_rope = _row_rope(rope, offset, valid, ALIGNED).to(DOT)
         scaled = tl.reshape(codes, (ROWS, 4, 128)).to(tl.float32) * scale[:, :, None]
         k = tl.reshape(scaled.to(DOT), (ROWS, 512))
-        logits = tl.dot(q_latent, tl.trans(k), input_precision=PRECISION)
-        logits = tl.dot(q_rope, tl.trans(k_rope), logits, input_precision=PRECISION)
-        logits = tl.where(valid[None, :], logits * scale_log2, float("-inf"))
-        weights, rescale, highest, total = softmax_step(logits, highest, total)
-        acc = tl.dot(weights.to(DOT), k, acc * rescale[:, None], input_precision=PRECISION)
+        logits = tl.dot(q_latent, tl.trans(k), input_precision=PRECISION) * scale_log2
+        logits += tl.dot(q_rope, tl.trans(k_rope), input_precision=PRECISION) * scale_log2
+        logits = tl.where(valid[None, :], logits, float("-inf"))
+        if APART:  # always taken; see `sparse_kernel`
+            if tile < stop:
+                weights, rescale, highest, total = softmax_step(logits, highest, total)
+                share = weights.to(DOT)
+            else:
+                rescale = total
+                share = logits.to(DOT)
+        else:
+            weights, rescale, highest, total = softmax_step(logits, highest, total)
+            share = weights.to(DOT)
+        acc = tl.dot(share, k, acc * rescale[:, None], input_precision=PRECISION)
     inverse = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
     where = out + split * out_s + t * out_t + h[:, None] * out_h + d[None, :]
     tl.store(where, rounded(acc * inverse[:, None], out.dtype.element_ty), mask=live[:, None])

@@ -99,6 +99,7 @@ def sparse_kernel(
     PAGED: tl.constexpr,
     EXTRA: tl.constexpr,
     SHARED: tl.constexpr,
+    APART: tl.constexpr,
     OFFSET: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -157,15 +158,27 @@ def sparse_kernel(
             k0 = tl.load(k + k_at[:, None] + d0[None, :], mask=valid[:, None] & (d0 < D)[None, :], other=0.0).to(DOT)
         else:
             k0 = tl.load(k + k_at[:, None] + d0[None, :], mask=valid[:, None], other=0.0).to(DOT)
-        logits = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
+        # No product takes another as its start: that would count as a chain, too.
+        logits = tl.dot(q0, tl.trans(k0), input_precision=PRECISION) * scale_log2
         if D1 > 0:
             k1 = tl.load(k + k_at[:, None] + d1[None, :], mask=valid[:, None], other=0.0).to(DOT)
-            logits = tl.dot(q1, tl.trans(k1), logits, input_precision=PRECISION)
-        logits = tl.where(valid[None, :], logits * scale_log2, float("-inf"))
-        weights, rescale, highest, total = softmax_step(logits, highest, total)
+            logits += tl.dot(q1, tl.trans(k1), input_precision=PRECISION) * scale_log2
+        logits = tl.where(valid[None, :], logits, float("-inf"))
+        if APART:
+            # Always taken. Triton gives all warps to the rows of a product that feeds another; with 64 rows and 8 warps
+            # both warp groups would then compute the same logits. It does not look through a branch.
+            if tile < stop:
+                weights, rescale, highest, total = softmax_step(logits, highest, total)
+                share = weights.to(DOT)
+            else:
+                rescale = total
+                share = logits.to(DOT)
+        else:
+            weights, rescale, highest, total = softmax_step(logits, highest, total)
+            share = weights.to(DOT)
         acc = acc * rescale[:, None]
         if SHARED:
-            acc = tl.dot(weights.to(DOT), k0, acc, input_precision=PRECISION)
+            acc = tl.dot(share, k0, acc, input_precision=PRECISION)
         else:
             if EXTRA:
                 v_at = tl.where(second, extra_v + g * xv_g, g * v_g) + row_offsets(
@@ -179,7 +192,7 @@ def sparse_kernel(
                 v_at = (g * v_g).to(OFFSET) + row_offsets(rows, page_tokens, v_page, v_row, PAGED)
             inside = valid[:, None] & (dv < WIDTH)[None, :]
             values = tl.load(v + v_at[:, None] + dv[None, :], mask=inside, other=0.0).to(DOT)
-            acc = tl.dot(weights.to(DOT), values, acc, input_precision=PRECISION)
+            acc = tl.dot(share, values, acc, input_precision=PRECISION)
     result = acc * tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)[:, None]
     where = out + split * out_s + t * out_t + head[:, None] * out_h + dv[None, :]
     tl.store(where, rounded(result, out.dtype.element_ty), mask=live[:, None] & (dv < WIDTH)[None, :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from baige_device.activation import Activation
 from baige_device.engines.sglang.batch import RaggedBatch, make_batch
 from baige_device.engines.sglang.compat import kv_pool_kind, window_tokens
+from baige_device.engines.sglang.hisparse_attend import make_rows
 from baige_device.errors import MountError
 from baige_device.ops.attend_paged.contract import FLOATS
 
@@ -37,6 +39,7 @@ class BaigeAttention(AttentionBackend):
                 f"sglang: attention backend baige: --kv-cache-dtype: expected bf16, fp16 or fp32, got "
                 f"{self.token_to_kv_pool.dtype}"
             )
+        self.hisparse = make_rows(runner, activation.settings.hisparse.overlap)
         for name, module in runner.model.named_modules():
             if isinstance(module, RadixAttention):
                 _refuse_unknown_layer(name, module)
@@ -47,7 +50,11 @@ class BaigeAttention(AttentionBackend):
         if forward_batch.forward_mode.is_idle():
             self.forward_metadata = None
             return
-        self.forward_metadata = make_batch(forward_batch, self.req_to_token_pool.req_to_token, self.page_tokens)
+        batch = make_batch(forward_batch, self.req_to_token_pool.req_to_token, self.page_tokens)
+        if self.hisparse is not None:
+            batch = replace(batch, latent_slots=self.hisparse.device_rows(batch.slots))
+            self.hisparse.observe()
+        self.forward_metadata = batch
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Length of a padded request."""
@@ -82,7 +89,10 @@ class BaigeAttention(AttentionBackend):
         q = _queries(q, q_rope, layer)
         if save_kv_cache and k is not None:
             self._write(k, v, k_rope, layer, batch)
-        out = self._dense(q, layer, batch) if topk_indices is None else self._sparse(q, topk_indices, layer, batch)
+        if topk_indices is None:
+            out = self._dense(q, layer, batch)
+        else:
+            out = self._sparse(q, topk_indices[: q.shape[0]], layer, batch, forward_batch)
         return out.view(q.shape[0], -1)
 
     forward_decode = forward_extend
@@ -98,13 +108,15 @@ class BaigeAttention(AttentionBackend):
             return
         k = k.view(k.shape[0], 1, -1)
         if k_rope is None:
-            self.ops.kv_write(k, keys, batch.slots)
+            self.ops.kv_write(k, keys, batch.latent_slots)
             return
         latent = k.shape[2]
-        self.ops.kv_write(k, keys[..., :latent], batch.slots)
-        self.ops.kv_write(k_rope.view(k.shape[0], 1, -1), keys[..., latent:], batch.slots)
+        self.ops.kv_write(k, keys[..., :latent], batch.latent_slots)
+        self.ops.kv_write(k_rope.view(k.shape[0], 1, -1), keys[..., latent:], batch.latent_slots)
 
     def _dense(self, q: Tensor, layer: Any, batch: RaggedBatch) -> Tensor:
+        if self.hisparse is not None:
+            raise MountError("sglang: HiSparse: expected the top-k of an indexer at every layer, got dense attention")
         pool = self.token_to_kv_pool
         out, _ = self.ops.attend_paged(
             q,
@@ -122,16 +134,20 @@ class BaigeAttention(AttentionBackend):
         )
         return out
 
-    def _sparse(self, q: Tensor, topk_indices: Tensor, layer: Any, batch: RaggedBatch) -> Tensor:
-        out, _ = self.ops.sparse_attention(
-            q,
-            self.token_to_kv_pool.get_key_buffer(layer.layer_id),
-            None,
-            batch.rows(topk_indices[: q.shape[0]])[:, None],
-            scale=layer.scaling,
-            v_dim=layer.v_head_dim,
-        )
-        return out
+    def _sparse(self, q: Tensor, topk: Tensor, layer: Any, batch: RaggedBatch, forward_batch: Any) -> Tensor:
+        cache = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+
+        def attend(rows: Tensor) -> tuple[Tensor, Tensor]:
+            result: tuple[Tensor, Tensor] = self.ops.sparse_attention(
+                q, cache, None, rows[:, None], scale=layer.scaling, v_dim=layer.v_head_dim
+            )
+            return result
+
+        if self.hisparse is None:
+            return attend(batch.rows(topk))[0]
+        if not forward_batch.forward_mode.is_decode():
+            return attend(self.hisparse.device_rows(batch.rows(topk)))[0]
+        return self.hisparse.attend(attend, self.ops.merge_attention, topk, layer.layer_id, forward_batch)
 
 
 def pages(buffer: Tensor, page_tokens: int) -> Tensor:

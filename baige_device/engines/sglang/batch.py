@@ -28,6 +28,8 @@ class RaggedBatch:
     """`[T']`: where the new tokens' rows go, -1 for padding."""
     requests: Tensor
     """int64 `[T']`: the request of each token, 0 for padding."""
+    latent_slots: Tensor
+    """The same for latent rows of MLA; under HiSparse these are rows of the device pool, and `slots` logical ones."""
     page_tokens: int
     max_query_tokens: int
     max_seq_tokens: int
@@ -68,11 +70,13 @@ def make_batch(forward_batch: Any, req_to_token: Tensor, page_tokens: int) -> Ra
     pages = req_to_token[:, :max_seq:page_tokens][forward_batch.req_pool_indices]
     owners = torch.arange(requests, device=seq_lens.device).repeat_interleave(q_lens, output_size=tokens)
     padding = max(forward_batch.out_cache_loc.shape[0] - tokens, 0)
+    slots = write_slots(forward_batch.out_cache_loc)
     return RaggedBatch(
         block_table=pages // page_tokens if page_tokens > 1 else pages,
         q_starts=q_starts,
         seq_lens=seq_lens,
-        slots=write_slots(forward_batch.out_cache_loc),
+        slots=slots,
+        latent_slots=slots,
         requests=torch.nn.functional.pad(owners, (0, padding)),
         page_tokens=page_tokens,
         max_query_tokens=max_query,

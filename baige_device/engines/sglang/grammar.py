@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from baige_device.backends.kunlun.grammar import apply_token_bitmask
+from baige_device.engines.grammar import apply_token_bitmask
 from baige_device.engines.sglang.ledger import BITMASK_OF_BACKEND, BITMASK_OF_REQUEST, LEDGER
 
 __all__ = ["install"]

@@ -12,6 +12,7 @@ from baige_device.errors import MountError
 
 __all__ = ["LEDGER", "hook", "swapped", "verify"]
 
+HookKind = Literal["after", "around", "before", "replace"]
 _ALL = WINDOW.accepted
 _SRT = "sglang.srt"
 
@@ -35,6 +36,32 @@ INDEX_KEYS = f"{_SRT}.mem_cache.memory_pool:DSATokenToKVPool._create_index_key_c
 PLATFORM = f"{_SRT}.platforms.interface:SRTPlatform"
 TRITON_STUB = "sglang._platform_stubs:install_platform_stubs"
 
+_SWAP_MODULE = "sglang.kernels.ops.kvcache.hisparse"
+_HOST_POOL = f"{_SRT}.mem_cache.pool_host.mla:MLATokenToKVPoolHost"
+_KV_POOLS = f"{_SRT}.mem_cache.kv_cache_configurator"
+HISPARSE_SWAPS = tuple(
+    f"{_SWAP_MODULE}:{name}"
+    for name in (
+        "load_cache_to_device_buffer_mla",
+        "load_cache_to_device_buffer_dsv4_mla",
+        "load_cache_to_device_buffer_spec_mla",
+        "load_blocks_to_device_buffer_mha",
+        "copy_cache_planned_mla",
+        "transfer_cache_dsv4_mla",
+    )
+)
+_REFUSED_SWAP = HISPARSE_SWAPS[-1]
+HISPARSE_BACKUP = f"{_HOST_POOL}.backup_from_device_all_layer"
+HISPARSE_LOAD = f"{_HOST_POOL}.load_to_device_per_layer"
+HISPARSE_DESTROY = f"{_HOST_POOL}.destroy"
+HISPARSE_COORDINATOR = f"{_SRT}.model_executor.model_runner:ModelRunner.maybe_init_hisparse_coordinator"
+HISPARSE_REFUSAL = f"{_KV_POOLS}:reject_out_of_tree_path"
+HISPARSE_POOL = f"{_KV_POOLS}:HiSparseDSATokenToKVPool"
+HISPARSE_CAPACITY = f"{_SRT}.mem_cache.allocator.hisparse:HiSparseTokenToKVPoolAllocator.check_decode_capacity"
+HISPARSE_READY = f"{_SRT}.managers.hisparse_coordinator:HiSparseCoordinator.collect_ready_reqs"
+HISPARSE_PINNING = f"{_SRT}.managers.hisparse_coordinator:torch"
+HISPARSE_MEMORY = f"{_SRT}.mem_cache.pool_host.common:ALLOC_MEMORY_FUNCS"
+
 
 def _seam(target: str, feature: str, why: str) -> Row:
     return Row(target, "seam", why, _ALL, feature=feature)
@@ -45,6 +72,14 @@ def _patch(target: str, feature: str, why: str, remove_when: str) -> Row:
 
 
 _NO_TRITON = "constrained decoding: masks are applied by a Triton kernel, which a chip without Triton cannot run"
+_SWAP_WHY = "compiled for CUDA when it is first called; here hot_cache_resolve and uva_sparse_gather do its work"
+_SWAP_END = "the swap-in functions are chosen by the platform"
+_HOST_WHY = "host transfers of HiSparse's pool are CUDA kernels; here uva_sparse_gather and uva_sparse_scatter"
+_HOST_END = "host pools are made and moved by the platform"
+_ROOM_WHY = (
+    "hot buffers start and grow without a check, and a full device pool ends the scheduler; requests wait instead"
+)
+_ROOM_END = "SGLang counts the growth of hot buffers"
 _ASKS_TRITON = "the backend asks PlatformCapabilities.supports_triton"
 
 LEDGER = Ledger(
@@ -114,6 +149,45 @@ LEDGER = Ledger(
             "that step and only where torch has no CUDA",
             "the step asks the platform",
         ),
+        *(_patch(target, "hisparse", _SWAP_WHY, _SWAP_END) for target in HISPARSE_SWAPS if target != _REFUSED_SWAP),
+        _patch(
+            _REFUSED_SWAP,
+            "hisparse",
+            "copies between raw addresses, which no op of ours reads; refused in our words",
+            _SWAP_END,
+        ),
+        _patch(HISPARSE_BACKUP, "hisparse", _HOST_WHY, _HOST_END),
+        _patch(HISPARSE_LOAD, "hisparse", _HOST_WHY, _HOST_END),
+        _patch(HISPARSE_DESTROY, "hisparse", "the host pool's memory is ours to free", _HOST_END),
+        _patch(
+            HISPARSE_COORDINATOR,
+            "hisparse",
+            "while SGLang makes its host pool, memory comes from host_alloc, within hisparse.host_gib_per_node",
+            _HOST_END,
+        ),
+        _patch(
+            HISPARSE_REFUSAL,
+            "hisparse",
+            "SGLang refuses HiSparse on out-of-tree platforms; lifted for the KV pool of DSA models only",
+            "the HiSparse pool gets a platform seam",
+        ),
+        _patch(
+            HISPARSE_POOL,
+            "hisparse",
+            "index keys are kept unquantised, and rows move without Triton",
+            "get_kv_pool_cls is asked for the HiSparse pool, too",
+        ),
+        _patch(HISPARSE_CAPACITY, "hisparse", _ROOM_WHY, _ROOM_END),
+        _patch(HISPARSE_READY, "hisparse", _ROOM_WHY, _ROOM_END),
+        _patch(
+            HISPARSE_PINNING,
+            "hisparse_cpu",
+            "the coordinator pins a list of indices, which torch refuses without an accelerator",
+            "it asks is_pin_memory_available like its neighbours",
+        ),
+        _seam(
+            HISPARSE_MEMORY, "hisparse_memory", "the allocator of host pools by device type, only during the row above"
+        ),
         _patch(BITMASK_OF_REQUEST, "grammar", _NO_TRITON, _ASKS_TRITON),
         _patch(BITMASK_OF_BACKEND, "grammar", _NO_TRITON, _ASKS_TRITON),
     ),
@@ -122,7 +196,7 @@ LEDGER = Ledger(
 _hooked: list[str] = []
 
 
-def hook(target: str, function: Callable[..., Any], kind: Literal["after", "around", "before"]) -> None:
+def hook(target: str, function: Callable[..., Any], kind: HookKind) -> None:
     """Register a hook by SGLang's HookRegistry, once per process; SGLang applies it after all plugins ran.
 
     Raises:

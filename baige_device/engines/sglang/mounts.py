@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from baige_device.engines.sglang import dsa, grammar, moe, names
+from baige_device.engines.sglang import dsa, grammar, hisparse, moe, names
 from baige_device.engines.sglang.compat import attention_is_ours, resolved
+from baige_device.engines.sglang.hisparse_args import agree
 from baige_device.engines.sglang.ledger import (
     CAPABILITY,
     CPU_COLLECTIVES,
@@ -46,6 +47,7 @@ def install() -> None:
         _mount_cpu()
     LEDGER.note_seam(OOT_FORWARD)
     dsa.register(names.make_attention)
+    hisparse.install(cpu=current_platform.device_type == "cpu")
     if moe.is_ours(settings):
         moe.install()
     if current_platform.masks_in_torch:
@@ -65,9 +67,9 @@ def verify_worker() -> None:
 
 def features(settings: Settings, platform: Any) -> list[str]:
     """The ledger's features that `install` applies."""
-    wanted = ["names", "platform"]
+    wanted = ["names", "platform", "hisparse"]
     if platform.device_type == "cpu":
-        wanted.append("cpu")
+        wanted += ["cpu", "hisparse_cpu"]
     if moe.is_ours(settings):
         wanted.append("moe")
     if platform.masks_in_torch:
@@ -90,6 +92,7 @@ def _after_internal_state(output: Any, scheduler: Any, request: Any) -> None:
     output.internal_state["baige_device"] = {
         "record": activation.record.as_dict(),
         "calls": activation.ops.calls(),
+        "hisparse": hisparse.report(scheduler.tp_worker.model_runner),
     }
 
 
@@ -112,12 +115,23 @@ def _resolve_cpu(server_args: Any, previous: Any) -> None:
 def _resolve_model(server_args: Any, previous: Any) -> None:
     import torch
 
+    _agree_on_hisparse(server_args)
     if torch.cuda.is_available():  # also what a chip says that presents itself as CUDA
         previous(server_args)
     else:
         with swapped(CAPABILITY, lambda device=None: _ASSUMED_CAPABILITY):
             previous(server_args)
     dsa.keep_model_dtype(server_args)
+
+
+def _agree_on_hisparse(server_args: Any) -> None:
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    args = resolved(server_args)
+    settings = load_settings().hisparse
+    if settings != type(settings)() or args.enable_hisparse:
+        declare_resolution(server_args, "baige_device", **agree(settings, args, model_config_of(server_args)))
 
 
 def _mount_cpu() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from baige_device.engines.sglang.ledger import HISPARSE_POOL, LEDGER
 from baige_device.registry.offers import Need
+from baige_device.settings import load_settings
 
-__all__ = ["MOE_LAYOUT", "model_needs"]
+__all__ = ["MOE_LAYOUT", "model_needs", "serves_hisparse"]
 
 MOE_LAYOUT = "expert_major"
 
@@ -43,12 +45,29 @@ def model_needs(runner: Any, *, attention: bool, experts: bool) -> list[Need]:
         needs.append(Need("kv_write", who, {**keys, "num_kv_heads": 1}))
         index = {**keys, "topk": topk, "num_q_heads": int(config.hf_config.index_n_heads)}
         needs.append(Need("index_topk", who, index))
+        if serves_hisparse(runner):
+            needs += _hisparse_needs(config.dtype.itemsize * int(size), shape)
     elif attention or mla:  # SGLang has no MLA of its own without an accelerator
         window = int(config.sliding_window_size or 0)
         soft_cap = float(getattr(config.hf_text_config, "attn_logit_softcapping", None) or 0.0)
         needs += [write, Need("attend_paged", who, {**shape, "window": window, "soft_cap": soft_cap})]
     if experts and _routed_experts(config.hf_text_config):
         needs += [Need(op, who, {"dtype": dtype, "layout": MOE_LAYOUT}) for op in _MOE_OPS]
+    return needs
+
+
+def serves_hisparse(runner: Any) -> bool:
+    """Whether this worker's HiSparse runs on our ops; on a platform that is not ours it is SGLang's own."""
+    return bool(runner.enable_hisparse) and HISPARSE_POOL in LEDGER.applied
+
+
+def _hisparse_needs(row_bytes: int, attention: dict[str, Any]) -> list[Need]:
+    who = "HiSparse in SGLang"
+    copies = [Need(op, who, {"row_bytes": row_bytes}) for op in ("uva_sparse_gather", "uva_sparse_scatter")]
+    needs = [Need("host_alloc", who), Need("hot_cache_resolve", who), *copies]
+    if load_settings().hisparse.overlap:
+        merged = {"dtype": attention["dtype"], "v_head_size": attention["v_head_size"]}
+        needs.append(Need("merge_attention", f"{who} with hisparse.overlap", merged))
     return needs
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from baige_device.activation import Activation, activate
 from baige_device.engines.sglang.compat import cpu_group, engine_label, host_rank
-from baige_device.engines.sglang.needs import model_needs
+from baige_device.engines.sglang.needs import model_needs, serves_hisparse
 from baige_device.settings import load_settings
 
 __all__ = ["activate_worker"]
@@ -25,7 +25,8 @@ def activate_worker(runner: Any, *, attention: bool, experts: bool) -> Activatio
     global _checked
     settings = load_settings()
     needs = model_needs(runner, attention=attention, experts=experts)
-    activation = activate(settings, needs=needs, engine=engine_label())
+    optimizations = ["hisparse"] if serves_hisparse(runner) else []
+    activation = activate(settings, needs=needs, engine=engine_label(), optimizations=optimizations)
     for need in needs:
         activation.require(need)
     if _checked is not activation:

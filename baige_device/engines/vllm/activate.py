@@ -79,6 +79,10 @@ def mount() -> None:
         from baige_device.engines.vllm.mount_platform import mount_process
 
         mount_process()
+    elif current_platform.is_cuda() and settings.backend in ("auto", "cuda"):
+        from baige_device.engines.vllm.cuda_mount import mount_cuda
+
+        mount_cuda(settings)
     else:
         logger.debug("vllm: attention backends registered by name; nothing else is mounted in process %d", os.getpid())
 

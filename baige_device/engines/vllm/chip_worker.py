@@ -12,9 +12,14 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from baige_device.engines.vllm.chip import device_module
+from baige_device.engines.vllm.hisparse_runner import HiSparseRunner
 from baige_device.engines.vllm.rank import Rank
 
-__all__ = ["ChipWorker"]
+__all__ = ["ChipModelRunner", "ChipWorker"]
+
+
+class ChipModelRunner(HiSparseRunner, GPUModelRunner):
+    """The host's runner for device tensors."""
 
 
 class ChipWorker(Rank, Worker):
@@ -27,7 +32,7 @@ class ChipWorker(Rank, Worker):
         self.start()
 
     def _make_model_runner(self) -> Any:
-        return GPUModelRunner(self.vllm_config, self.device)
+        return ChipModelRunner(self.vllm_config, self.device)
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV cache: as asked, else what the utilisation leaves after weights and a profiling run."""
@@ -36,7 +41,7 @@ class ChipWorker(Rank, Worker):
         device_module().synchronize()
         free, total = device_module().mem_get_info(self.device)
         unused = total * (1 - self.cache_config.gpu_memory_utilization)
-        return int(self.cache_config.kv_cache_memory_bytes or free - unused)
+        return self.kv_budget_bytes(int(self.cache_config.kv_cache_memory_bytes or free - unused))
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Nothing is compiled; the seed is set anew because profiling drew random numbers."""

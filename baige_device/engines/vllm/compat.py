@@ -10,6 +10,8 @@ from typing import Any
 from baige_device.engines.versions import HostWindow
 
 __all__ = [
+    "CUDA_WINDOW",
+    "HISPARSE_WINDOW",
     "WINDOW",
     "attention_name",
     "engine_name",
@@ -23,6 +25,11 @@ __all__ = [
 ]
 
 WINDOW = HostWindow("vllm", ">=0.30,<0.34")
+CUDA_WINDOW = ">=0.33,<0.34"
+"""Sparse MLA and HiSparse on NVIDIA were reshaped with each release before."""
+
+HISPARSE_WINDOW = ">=0.33,<0.34"
+"""The runner's seams that our HiSparse coordinator uses were read and run on these releases only."""
 
 
 def engine_name() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from baige_device.backends.kunlun.grammar import apply_token_bitmask
+from baige_device.engines.grammar import apply_token_bitmask
 from baige_device.engines.vllm.ledger import BITMASK, LEDGER
 
 __all__ = ["mount_grammar"]

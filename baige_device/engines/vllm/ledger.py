@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baige_device.engines.ledger import Ledger, Row
-from baige_device.engines.vllm.compat import WINDOW
+from baige_device.engines.vllm.compat import CUDA_WINDOW, HISPARSE_WINDOW, WINDOW
 
 __all__ = ["BITMASK", "LEDGER"]
 
@@ -112,6 +112,39 @@ _DSA_ROWS = (
     ),
 )
 
+_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+
+_HISPARSE_ROWS = (
+    Row(
+        f"{_RUNNER}.get_kv_cache_spec",
+        "seam",
+        "sparse layers leave the host's KV specs: their rows live on the host, under the blocks of the index keys",
+        HISPARSE_WINDOW,
+        feature="hisparse",
+    ),
+    Row(
+        f"{_RUNNER}.maybe_add_kv_sharing_layers_to_kv_cache_groups",
+        "seam",
+        "sparse layers are entered as sharing the index keys' blocks, so that they get metadata and slot mappings",
+        HISPARSE_WINDOW,
+        feature="hisparse",
+    ),
+    Row(
+        f"{_RUNNER}.initialize_kv_cache_tensors",
+        "seam",
+        "host pool, hot buffers and staging are made for the host's final number of blocks",
+        HISPARSE_WINDOW,
+        feature="hisparse",
+    ),
+    Row(
+        f"{_RUNNER}.execute_model",
+        "seam",
+        "hot rows of finished, aborted, preempted and resumed requests",
+        HISPARSE_WINDOW,
+        feature="hisparse",
+    ),
+)
+
 _GRAMMAR_ROWS = (
     Row(
         BITMASK,
@@ -120,6 +153,52 @@ _GRAMMAR_ROWS = (
         _ALL,
         "the host lets the platform choose xgrammar's backend",
         feature="grammar",
+    ),
+)
+
+_HOST_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.hisparse.worker:HiSparseConnectorWorker"
+_DATA_PLANE = "the host makes HiSparse's data plane a choice of the platform"
+
+_CUDA_ROWS = (
+    Row(
+        "vllm.v1.hisparse.runtime:HiSparseRuntime.swap_in",
+        "patch",
+        "HiSparse on NVIDIA: lookup and copy through hot_cache_resolve and uva_sparse_gather, without side streams",
+        CUDA_WINDOW,
+        _DATA_PLANE,
+        feature="cuda",
+    ),
+    Row(
+        f"{_HOST_WORKER}._stage_row_mirror_mapping",
+        "patch",
+        "decode steps need no slot mapping on the host, which waits for it",
+        CUDA_WINDOW,
+        _DATA_PLANE,
+        feature="cuda",
+    ),
+    Row(
+        f"{_HOST_WORKER}.prepare_forward",
+        "patch",
+        "steps with prompt tokens fetch the slot mapping that was put off",
+        CUDA_WINDOW,
+        _DATA_PLANE,
+        feature="cuda",
+    ),
+    Row(
+        f"{_HOST_WORKER}._finish_mirror_phase",
+        "patch",
+        "rows of a decode step go to the host through uva_sparse_scatter",
+        CUDA_WINDOW,
+        _DATA_PLANE,
+        feature="cuda",
+    ),
+    Row(
+        "vllm.models.deepseek_v32.attention:sparse_attn_indexer",
+        "patch",
+        "index_topk on NVIDIA, when its tier is named",
+        CUDA_WINDOW,
+        "the host makes the indexer's kernels a choice of the platform",
+        feature="cuda",
     ),
 )
 
@@ -137,5 +216,7 @@ LEDGER = Ledger(
         *_MOE_ROWS,
         *_DSA_ROWS,
         *_GRAMMAR_ROWS,
+        *_HISPARSE_ROWS,
+        *_CUDA_ROWS,
     ),
 )

@@ -41,6 +41,10 @@ def mount_features(features: tuple[str, ...]) -> None:
         from baige_device.engines.vllm.indexer import mount_indexer
 
         mount_indexer()
+    if "hisparse" in features:
+        from baige_device.engines.vllm.hisparse_runner import note_hisparse_seams
+
+        note_hisparse_seams()
     if "grammar" in features:
         from baige_device.engines.vllm.grammar import mount_grammar
 

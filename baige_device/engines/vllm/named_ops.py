@@ -12,7 +12,7 @@ from torch import Tensor
 
 from baige_device.engines.vllm.compat import has_kernel_registry, router_ops_take_padding
 
-__all__ = ["compute_slot_mapping", "define_named_ops"]
+__all__ = ["compute_slot_mapping", "define_named_ops", "define_op"]
 
 _libraries: list[torch.library.Library] = []
 
@@ -24,11 +24,11 @@ def define_named_ops() -> None:
         "Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output, "
         "bool renormalize, Tensor? bias"
     )
-    _define("_moe_C", f"topk_softmax({routed}{padding}) -> ()", _topk_softmax)
-    _define("_moe_C", f"topk_sigmoid({routed}, float routed_scaling_factor{padding}) -> ()", _topk_sigmoid)
+    define_op("_moe_C", f"topk_softmax({routed}{padding}) -> ()", _topk_softmax)
+    define_op("_moe_C", f"topk_sigmoid({routed}, float routed_scaling_factor{padding}) -> ()", _topk_sigmoid)
     if not has_kernel_registry():
         schema = "Tensor query_start_loc, Tensor positions, Tensor block_table, Tensor! slot_mapping, int block_size"
-        _define("_C", f"compute_slot_mapping_kernel_impl({schema}) -> ()", compute_slot_mapping)
+        define_op("_C", f"compute_slot_mapping_kernel_impl({schema}) -> ()", compute_slot_mapping)
 
 
 def compute_slot_mapping(
@@ -44,7 +44,8 @@ def compute_slot_mapping(
     slot_mapping[:tokens] = pages * block_size + where % block_size
 
 
-def _define(namespace: str, schema: str, body: Callable[..., None]) -> None:
+def define_op(namespace: str, schema: str, body: Callable[..., None]) -> None:
+    """Define one op of the host's, unless a compiled library or an earlier call has."""
     name = schema.partition("(")[0]
     if hasattr(getattr(torch.ops, namespace), name):
         return

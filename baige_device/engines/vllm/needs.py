@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from baige_device.engines.vllm.hisparse_options import decode_tokens, hisparse_on, hot_tokens
+from baige_device.engines.vllm.options import engine_settings
 from baige_device.registry.offers import Need
 
 __all__ = ["MOE_LAYOUT", "attention_needs", "features_of", "needs_of"]
@@ -27,6 +29,8 @@ def features_of(vllm_config: Any) -> tuple[str, ...]:
         features.append("moe")
     if _is_dsa(model):
         features.append("dsa")
+    if hisparse_on(vllm_config):
+        features.append("hisparse")
     if getattr(type(current_platform), "masks_in_torch", False):
         features.append("grammar")
     return tuple(features)
@@ -74,11 +78,32 @@ def _latent(vllm_config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "sparse_attention", attend | {"topk": text.index_topk, "kv_format": "plain"}
         index = {"num_q_heads": text.index_n_heads, "head_size": text.index_head_dim, "topk": text.index_topk}
         yield "index_topk", index | page
+        if hisparse_on(vllm_config):
+            yield from _hisparse(vllm_config, attend["num_q_heads"])
+            rows = []
         rows.append(text.index_head_dim)
     else:
         yield "attend_paged", attend | page
     for width in rows:
         yield "kv_write", {"num_kv_heads": 1, "head_size": width} | page
+
+
+def _hisparse(vllm_config: Any, heads: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    model, settings = vllm_config.model_config, engine_settings(vllm_config).hisparse
+    text = model.hf_text_config
+    row_bytes = (text.kv_lora_rank + text.qk_rope_head_dim) * model.dtype.itemsize
+    row = {"row_bytes": row_bytes, "pool": "flat"}
+    queries = decode_tokens(vllm_config)
+    hot = hot_tokens(vllm_config)
+    yield "host_alloc", {}
+    yield "uva_sparse_gather", row | {"by_request": True}  # misses
+    yield "uva_sparse_gather", row | {"by_request": False}  # context of prompt chunks
+    yield "uva_sparse_scatter", row | {"by_request": False}
+    shared = {"shared_states": queries > 1, "index_dtype": "int32"}
+    yield "hot_cache_resolve", {"topk": text.index_topk, "hot_slots": hot} | shared
+    yield "kv_write", {"num_kv_heads": 1, "head_size": row_bytes, "page_size": 1, "dtype": "uint8"}
+    if settings.overlap:
+        yield "merge_attention", {"num_q_heads": heads, "v_head_size": text.kv_lora_rank}
 
 
 def _moe(vllm_config: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -23,6 +23,8 @@ __all__ = ["BaigePlatform"]
 _CHOSEN = choose(load_settings().backend)
 _UNSERVED = ("has_sink", "use_mm_prefix", "use_per_head_quant_scales", "use_rswa", "use_dcp", "use_pcp")
 """Fields of the host's selector that ask for attention which no op of ours computes."""
+HOST_SPARSE = "baige_device.engines.vllm.hisparse_mla.HostSparseMlaBackend"
+"""Goes by the name of the sparse backend while HiSparse is on."""
 
 
 class BaigePlatform(Platform):
@@ -99,6 +101,13 @@ class BaigePlatform(Platform):
         register_kernels()
 
     @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
+        """Runs before the host's own checks, of which the one on HiSparse admits NVIDIA alone."""
+        from baige_device.engines.vllm.hisparse_options import adopt_host_options
+
+        adopt_host_options(vllm_config)
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """Choose our worker and switch off what needs an accelerator; refuses settings that cannot hold any more."""
         from vllm.config import CompilationMode, CUDAGraphMode
@@ -132,7 +141,7 @@ class BaigePlatform(Platform):
             raise MountError(
                 f"vllm: --attention-backend: expected {known} on this platform, got {selected_backend.name}"
             )
-        return names.CLASSES[wanted]
+        return HOST_SPARSE if wanted == names.SPARSE and _hisparse_on() else names.CLASSES[wanted]
 
     @classmethod
     def get_mla_prefill_backend_cls(cls, mla_selector_config: Any) -> Any:
@@ -162,7 +171,17 @@ class BaigePlatform(Platform):
         """The runner's layer names need no device-specific order."""
 
 
+def _hisparse_on() -> bool:
+    """Of the engine whose layers are being built."""
+    from vllm.config import get_current_vllm_config
+
+    from baige_device.engines.vllm.hisparse_options import hisparse_on
+
+    return hisparse_on(get_current_vllm_config())
+
+
 def _check_engine_options(vllm_config: Any) -> None:
+    from baige_device.engines.vllm.hisparse_options import refuse_unserved
     from baige_device.engines.vllm.process import engine_settings
 
     settings = engine_settings(vllm_config)
@@ -171,3 +190,5 @@ def _check_engine_options(vllm_config: Any) -> None:
             f"--additional-config: baige.backend: the platform was made for {_CHOSEN.backend.name!r} (BAIGE_BACKEND), "
             f"got {settings.backend!r}"
         )
+    if vllm_config.model_config is not None:
+        refuse_unserved(vllm_config)

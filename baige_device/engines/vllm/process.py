@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from baige_device.activation import Activation, activate
 from baige_device.engines.vllm.compat import engine_name, host_rank
 from baige_device.engines.vllm.ledger import LEDGER
 from baige_device.engines.vllm.needs import attention_needs
-from baige_device.errors import MountError, SettingsError
+from baige_device.engines.vllm.options import engine_settings
+from baige_device.errors import MountError
+from baige_device.optimizations.active import active_optimizations
 from baige_device.registry.offers import Need
 from baige_device.registry.table import OpTable
-from baige_device.settings import Settings, load_settings
 
 __all__ = ["activate_process", "engine_settings", "op_table"]
 
 _active: Activation | None = None
-
-
-def engine_settings(vllm_config: Any) -> Settings:
-    """Environment and file, overridden by `--additional-config '{"baige": {...}}'`.
-
-    Raises:
-        SettingsError: an unknown option or a bad value.
-    """
-    additional = vllm_config.additional_config
-    options = additional.get("baige", {}) if isinstance(additional, Mapping) else {}
-    if not isinstance(options, Mapping):
-        raise SettingsError(f"--additional-config: baige: expected an object, got {options!r}")
-    return load_settings(options)
 
 
 def activate_process(vllm_config: Any, needs: Sequence[Need]) -> Activation:
@@ -45,7 +33,9 @@ def activate_process(vllm_config: Any, needs: Sequence[Need]) -> Activation:
     """
     global _active
     share_host_log()
-    active = activate(engine_settings(vllm_config), needs=needs, engine=engine_name())
+    settings = engine_settings(vllm_config)
+    optimizations = active_optimizations(settings)
+    active = activate(settings, needs=needs, engine=engine_name(), optimizations=optimizations)
     for need in needs:
         if not active.ops.serves(need.op):
             raise MountError(

@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config import get_current_vllm_config
 
 from baige_device.engines.vllm.compat import attention_name
+from baige_device.engines.vllm.hisparse_options import hisparse_on
 from baige_device.engines.vllm.mla import LatentImpl, joined_query
 from baige_device.engines.vllm.names import SPARSE
 from baige_device.engines.vllm.paged import PagedBackend, PagedBatch, latent_cache
+from baige_device.errors import MountError
 
 __all__ = ["SparseMlaBackend", "SparseMlaImpl", "physical_rows"]
 
@@ -40,11 +43,18 @@ class SparseMlaImpl(LatentImpl):
 
     is_sparse = True
     supports_dense_mha_prefill = False
+    rows_on_host = False
+    """Whether this class serves a start with HiSparse."""
 
     def __init__(
         self, *args: Any, indexer: Any = None, topk_indices_buffer: Tensor | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
+        if hisparse_on(get_current_vllm_config()) and not self.rows_on_host:
+            raise MountError(
+                "vllm: hisparse.host_gib_per_node is set, and on another's platform BAIGE_MLA_SPARSE keeps all its "
+                "rows on the device; leave it at 0, or choose the platform's own attention backend"
+            )
         self._indexer = indexer
         self._topk_indices_buffer = topk_indices_buffer
 
@@ -66,7 +76,7 @@ class SparseMlaImpl(LatentImpl):
 
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: PagedBatch, layer: Any
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend absorbed queries `[T, H, R+P]` over their rows."""
         query = joined_query(q)
         buffer = self.topk_indices_buffer

@@ -14,6 +14,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from baige_device.engines.vllm.hisparse_runner import HiSparseRunner
 from baige_device.engines.vllm.rank import Rank
 from baige_device.errors import HostMemoryError
 
@@ -23,7 +24,7 @@ DEFAULT_KV_CACHE_BYTES = 4 << 30
 """Enough to judge answers by; host memory belongs to others, too."""
 
 
-class BaigeModelRunner(CPUModelRunner):
+class BaigeModelRunner(HiSparseRunner, CPUModelRunner):
     """The host's runner for host tensors."""
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
@@ -54,7 +55,7 @@ class BaigeWorker(Rank, Worker):
         if asked and asked > free:
             raise HostMemoryError(f"kv_cache_memory_bytes: asked for {asked} bytes, {free} are free; ask for less")
         share = free // 4 // self.parallel_config.local_world_size
-        return int(asked or min(share, DEFAULT_KV_CACHE_BYTES))
+        return self.kv_budget_bytes(int(asked or min(share, DEFAULT_KV_CACHE_BYTES)))
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Nothing is compiled; the seed is set anew because profiling drew random numbers."""

@@ -11,6 +11,7 @@ from baige_device.errors import HostMemoryError
 __all__ = ["MemoryLimit", "check_host_memory", "memlock_limit", "memory_limits"]
 
 _GIB = 1 << 30
+_CAP_IPC_LOCK = 14
 _UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes 'no limit' as a number near 2^63."""
 
@@ -48,13 +49,25 @@ def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
     return found
 
 
-def memlock_limit() -> MemoryLimit | None:
-    """RLIMIT_MEMLOCK of this process; it bounds pinned memory on drivers that account it to the process."""
+def memlock_limit(root: Path = Path("/")) -> MemoryLimit | None:
+    """RLIMIT_MEMLOCK of this process; it bounds pinned memory on drivers that account it to the process.
+
+    None when nothing binds: the limit is unlimited, or the process holds CAP_IPC_LOCK, which lifts it.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
+    if soft == resource.RLIM_INFINITY or _may_lock_all(root / "proc/self/status"):
         return None
     remedy = "raise it with `ulimit -l unlimited` (in a container: --ulimit memlock=-1)"
     return MemoryLimit("RLIMIT_MEMLOCK", soft, remedy)
+
+
+def _may_lock_all(path: Path) -> bool:
+    """Whether the process's effective capabilities hold CAP_IPC_LOCK."""
+    for line in _read(path).splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            return bool(int(value, 16) >> _CAP_IPC_LOCK & 1)
+    return False
 
 
 def _mem_available(path: Path) -> int | None:

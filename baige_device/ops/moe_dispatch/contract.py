@@ -70,7 +70,7 @@ def moe_dispatch(  # type: ignore[empty-body]
     Args:
         x: `[T, H]` payload, any dtype of one or two or four bytes, dense rows. T may be 0 and differ by rank.
         topk_ids: int32 or int64 `[T, k]`, global expert ids; -1 takes no part (padded tokens, dropped choices).
-        topk_weights: fp32 `[T, k]` router weights.
+        topk_weights: fp32 `[T, k]` router weights; what stands beside a -1 has no effect, NaN included.
         num_experts: E_all, a multiple of N. layout: `flat`, `expert_major` or `masked`.
         max_tokens_per_rank: the largest T any rank may bring; must be equal on all ranks.
         group: process group; None is the default group, or one rank without torch.distributed.

@@ -16,6 +16,7 @@ from baige_device.ops.base import (
     check_dtype,
     check_index_values,
     check_inner_contiguous,
+    check_number,
     check_same_device,
     check_shape,
 )
@@ -42,6 +43,7 @@ def sparse_attention(  # type: ignore[empty-body]
     extra_indices: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    reserved_sms: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Attention of each query over its own list of KV rows (DSA top-k, HiSparse slots, LU-KV's ragged heads).
 
@@ -56,6 +58,8 @@ def sparse_attention(  # type: ignore[empty-body]
         extra_k, extra_v, extra_indices: an optional second pool with its own lists `[T, G, K2]`, attended together
             with the first in one softmax (hot buffer and resident pages). G, D, Dv and dtype are the first pool's.
         out: `[T, H, Dv]`, lse: fp32 `[T, H]` buffers; None allocates. Every element is written.
+        reserved_sms: cores that a copy beside this call holds, which had better get no work: a hint that changes no
+            more than the order of summation, and that a backend may ignore.
     Returns:
         out `[T, H, Dv]` of q's dtype and lse (natural log) fp32 `[T, H]`; a query with no valid row gets 0 and -inf.
     Raises:
@@ -116,6 +120,7 @@ def check(
     extra_indices: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    reserved_sms: int = 0,
 ) -> None:
     check_dtype(_OP, "q", q, FLOATS)
     check_shape(_OP, "q", q, ("T", "H", "D"))
@@ -138,6 +143,7 @@ def check(
     if not math.isfinite(scale):
         raise ContractError(_OP, "scale", "a finite number", str(scale))
     check_out(_OP, q, width, out, lse)
+    check_number(_OP, "reserved_sms", reserved_sms, 0)
     if values:
         check_index_values(_OP, "indices", indices, kv_rows(k_rows))
         if extra_k is not None and extra_indices is not None:
@@ -158,6 +164,7 @@ def cost(
     extra_indices: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    reserved_sms: int = 0,
 ) -> Cost:
     """Bytes of rows read and FLOPs when every index is valid."""
     width = v_dim if v_rows is None else v_rows.shape[-1]
@@ -173,6 +180,6 @@ CONTRACT = OpContract(
     check,
     cost,
     "sparse_attention(Tensor q, Tensor k_rows, Tensor? v_rows, Tensor indices, *, float scale, int v_dim=0, "
-    "str kv_format='plain', Tensor? extra_k=None, Tensor? extra_v=None, Tensor? extra_indices=None) -> "
-    "(Tensor out, Tensor lse)",
+    "str kv_format='plain', Tensor? extra_k=None, Tensor? extra_v=None, Tensor? extra_indices=None, "
+    "int reserved_sms=0) -> (Tensor out, Tensor lse)",
 )

@@ -28,6 +28,7 @@ def sparse_attention(
     extra_indices: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    reserved_sms: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """See the contract."""
     tokens, heads, dim = q.shape

@@ -18,7 +18,7 @@ from baige_device.ops.base import (
     check_shape,
 )
 
-__all__ = ["CONTRACT", "check_copy", "num_rows", "row_bytes", "uva_sparse_gather"]
+__all__ = ["CONTRACT", "check_copy", "num_rows", "offset_rows", "row_bytes", "uva_sparse_gather"]
 
 _OP = "uva_sparse_gather"
 
@@ -30,6 +30,7 @@ def uva_sparse_gather(
     dst_rows: Tensor,
     count: Tensor | None = None,
     *,
+    dst_offsets: Tensor | None = None,
     max_sms: int = 0,
 ) -> None:
     """Copy rows `src[src_rows[i]]` of a host pool to rows `dst[dst_rows[i]]` of a device pool.
@@ -46,6 +47,9 @@ def uva_sparse_gather(
         count: int32 `[1]` for flat plans, `[B]` for plans by request, on the device: entries at and after the count are
             ignored and never read. None means all entries. The host never reads it, so graphs can be replayed with
             other counts.
+        dst_offsets: int32 or int64 `[1]` for flat plans, `[B]` for plans by request, on the device: added to every
+            destination of the list, so that a plan may name slots local to its request (`hot_cache_resolve`). -1 stays
+            -1. None adds nothing.
         max_sms: upper bound on the cores used; 0 leaves it to the backend.
     Raises:
         ContractError: shapes, dtypes, strides or devices differ; with checked values, a row id outside the pool.
@@ -64,8 +68,23 @@ def row_bytes(pool: Tensor) -> int:
     return pool.shape[-1] * pool.element_size()
 
 
+def offset_rows(dst_rows: Tensor, dst_offsets: Tensor | None) -> Tensor:
+    """The rows of `dst` that a plan names: int64 `dst_rows + dst_offsets` of its list, -1 where `dst_rows` is -1."""
+    if dst_offsets is None:
+        return dst_rows
+    offsets = dst_offsets.long()
+    return torch.where(dst_rows < 0, -1, dst_rows.long() + (offsets.unsqueeze(1) if dst_rows.dim() == 2 else offsets))
+
+
 def check_copy(
-    op: str, values: bool, src: Tensor, dst: Tensor, src_rows: Tensor, dst_rows: Tensor, count: Tensor | None
+    op: str,
+    values: bool,
+    src: Tensor,
+    dst: Tensor,
+    src_rows: Tensor,
+    dst_rows: Tensor,
+    count: Tensor | None,
+    dst_offsets: Tensor | None = None,
 ) -> None:
     """The checks that gather and scatter share."""
     for name, pool in (("src", src), ("dst", dst)):
@@ -75,23 +94,38 @@ def check_copy(
     if dst.shape[-1] != src.shape[-1]:
         raise ContractError(op, "dst.shape[-1]", f"{src.shape[-1]} (as src)", str(dst.shape[-1]))
     check_dtype(op, "dst", dst, (src.dtype,))
-    _check_plan(op, src_rows, dst_rows, count)
+    _check_plan(op, src_rows, dst_rows, count, dst_offsets)
     if values:
         live = _live(src_rows, count)
         check_index_values(op, "src_rows", torch.where(live, src_rows, -1), num_rows(src))
-        check_index_values(op, "dst_rows", torch.where(live, dst_rows, -1), num_rows(dst))
+        named = torch.where(live, dst_rows, -1)
+        check_index_values(op, "dst_rows", named, num_rows(dst))
+        if dst_offsets is not None:
+            _check_offset_rows(op, named, offset_rows(named, dst_offsets), num_rows(dst))
 
 
-def _check_plan(op: str, src_rows: Tensor, dst_rows: Tensor, count: Tensor | None) -> None:
+def _check_plan(op: str, src_rows: Tensor, dst_rows: Tensor, count: Tensor | None, dst_offsets: Tensor | None) -> None:
     check_dtype(op, "src_rows", src_rows, INDEX_DTYPES)
     check_dtype(op, "dst_rows", dst_rows, INDEX_DTYPES)
     if src_rows.dim() not in (1, 2):
         raise ContractError(op, "src_rows.shape", "[N] or [B, M]", str(list(src_rows.shape)))
     check_shape(op, "dst_rows", dst_rows, tuple(src_rows.shape))
+    lists = 1 if src_rows.dim() == 1 else src_rows.shape[0]
     if count is not None:
         check_dtype(op, "count", count, (torch.int32,))
-        check_shape(op, "count", count, (1 if src_rows.dim() == 1 else src_rows.shape[0],))
-    check_same_device(op, src_rows=src_rows, dst_rows=dst_rows, count=count)
+        check_shape(op, "count", count, (lists,))
+    if dst_offsets is not None:
+        check_dtype(op, "dst_offsets", dst_offsets, INDEX_DTYPES)
+        check_shape(op, "dst_offsets", dst_offsets, (lists,))
+    check_same_device(op, src_rows=src_rows, dst_rows=dst_rows, count=count, dst_offsets=dst_offsets)
+
+
+def _check_offset_rows(op: str, dst_rows: Tensor, rows: Tensor, size: int) -> None:
+    bad = (dst_rows >= 0) & ((rows < 0) | (rows >= size))
+    if bool(bad.any()):
+        where = bad.nonzero()[0].tolist()
+        wanted, got = f"dst_rows{where} + offset in [0, {size})", str(int(rows[tuple(where)].item()))
+        raise ContractError(op, f"dst_offsets[{where[0] if rows.dim() == 2 else 0}]", wanted, got)
 
 
 def _live(rows: Tensor, count: Tensor | None) -> Tensor:
@@ -109,9 +143,10 @@ def check(
     dst_rows: Tensor,
     count: Tensor | None = None,
     *,
+    dst_offsets: Tensor | None = None,
     max_sms: int = 0,
 ) -> None:
-    check_copy(_OP, values, src, dst, src_rows, dst_rows, count)
+    check_copy(_OP, values, src, dst, src_rows, dst_rows, count, dst_offsets)
     check_same_device(_OP, dst=dst, dst_rows=dst_rows)
     check_number(_OP, "max_sms", max_sms, 0)
 
@@ -123,6 +158,7 @@ def cost(
     dst_rows: Tensor,
     count: Tensor | None = None,
     *,
+    dst_offsets: Tensor | None = None,
     max_sms: int = 0,
 ) -> Cost:
     """Bytes over the host link when every entry is valid."""
@@ -136,5 +172,5 @@ CONTRACT = OpContract(
     check,
     cost,
     "uva_sparse_gather(Tensor src, Tensor(a!) dst, Tensor src_rows, Tensor dst_rows, Tensor? count=None, *, "
-    "int max_sms=0) -> ()",
+    "Tensor? dst_offsets=None, int max_sms=0) -> ()",
 )

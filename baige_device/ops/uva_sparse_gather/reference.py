@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baige_device.ops.uva_sparse_gather.contract import offset_rows
+
 __all__ = ["copy_rows", "live_entries", "uva_sparse_gather", "write_rows"]
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -17,10 +19,11 @@ def uva_sparse_gather(
     dst_rows: Tensor,
     count: Tensor | None = None,
     *,
+    dst_offsets: Tensor | None = None,
     max_sms: int = 0,
 ) -> None:
     """See the contract."""
-    sources, targets = live_entries(src_rows, dst_rows, count)
+    sources, targets = live_entries(src_rows, offset_rows(dst_rows, dst_offsets), count)
     named = sources >= 0
     copy_rows(src, dst, sources[named], targets[named])
     write_rows(dst, targets[~named], 0)

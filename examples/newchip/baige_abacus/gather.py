@@ -14,9 +14,13 @@ def uva_sparse_gather(
     dst_rows: torch.Tensor,
     count: torch.Tensor | None = None,
     *,
+    dst_offsets: torch.Tensor | None = None,
     max_sms: int = 0,
 ) -> None:
     """Copy host rows to device rows, as the contract says. The DMA engine copies, so `max_sms` has no meaning."""
+    if dst_offsets is not None:
+        offsets = dst_offsets.long() if dst_rows.dim() == 1 else dst_offsets.long()[:, None]
+        dst_rows = torch.where(dst_rows < 0, -1, dst_rows + offsets)
     moved = stream("transfer").submit(lambda: _copy(src, dst, *_plan(src_rows, dst_rows, count)))
     stream("compute").submit(lambda: None, after=moved).result()
 

@@ -95,12 +95,12 @@ def test_platform_is_ours(found: dict[str, dict[str, Any]], case: str) -> None:
     assert found[case]["error"] == ""
     assert found[case]["platform"] == OURS
     assert found[case]["dsa_is_ours"]
-    assert found[case]["applied"] == rows("names", "platform", "cpu", "moe")
+    assert found[case]["applied"] == rows("names", "platform", "cpu", "moe", "hisparse", "hisparse_cpu")
 
 
 def test_moe_can_be_left_to_the_host(found: dict[str, dict[str, Any]]) -> None:
     assert found["reference without moe"]["error"] == ""
-    assert found["reference without moe"]["applied"] == rows("names", "platform", "cpu")
+    assert found["reference without moe"]["applied"] == rows("names", "platform", "cpu", "hisparse", "hisparse_cpu")
 
 
 def test_every_target_exists_in_the_installed_host(found: dict[str, dict[str, Any]]) -> None:

@@ -50,8 +50,24 @@ def test_a_hot_cache_beyond_the_kernel_is_refused() -> None:
     assert not offer.supports(Need("hot_cache_resolve", "test", {"hot_slots": 1 << 21}))
 
 
+def test_deep_ep_is_refused_where_its_kernels_do_not_fit() -> None:
+    offer = plugin.moe_dispatch(H200)[0]
+    fits = {"ranks": 2, "dtype": "bfloat16", "hidden_size": 7168}
+    fp8 = {**fits, "dtype": "float8_e4m3fn", "scale_blocks": 56}
+    assert offer.supports(Need("moe_dispatch", "test", fits))
+    assert offer.supports(Need("moe_dispatch", "test", fp8))
+    refused = ({"ranks": 1}, {"ranks": 3}, {"dtype": "float16"}, {"hidden_size": 8}, {"hidden_size": 16384})
+    for change in refused:
+        assert not offer.supports(Need("moe_dispatch", "test", {**fits, **change})), change
+    assert not offer.supports(Need("moe_dispatch", "test", {**fp8, "scale_blocks": 1}))
+
+
 def test_sources_are_shipped_and_named_by_their_macros() -> None:
-    documented = {"copy_rows.cu": ("UNIT", "LOADS", "SCATTER"), "resolve_cache.cu": ("KEY", "SLOT", "STATE")}
+    documented = {
+        "copy_rows.cu": ("UNIT", "LOADS", "SCATTER"),
+        "gather_shards.cu": ("THREADS", "UNROLL"),
+        "resolve_cache.cu": ("KEY", "SLOT", "STATE"),
+    }
     for name, macros in documented.items():
         text = nvrtc.read_source(name)
         assert all(f"//   {macro}" in text for macro in macros)

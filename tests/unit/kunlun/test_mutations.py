@@ -47,6 +47,11 @@ def _set(owner: Any, name: str, new: Any) -> Patch:
     return lambda patch: patch.setattr(owner, name, new)
 
 
+def _do_not_register(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(host_alloc, "_register", lambda memory, asked: None)
+    patch.setattr(host_alloc, "_unregister", lambda mapping, address, asked: None)
+
+
 def _limit(owner: Any, name: str, value: int) -> Patch:
     return _set(owner, name, Limit(value, "", "", ""))
 
@@ -289,14 +294,14 @@ MUTATIONS = (
     ),
     Mutation(
         "host memory not registered, transfer",
-        _set(host_alloc, "_register", lambda memory, asked: None),
+        _do_not_register,
         ("uva_sparse_gather/row-bytes-656",),
         "raises",
         "torch2.5",
     ),
     Mutation(
         "host memory not registered, memcpy",
-        _set(host_alloc, "_register", lambda memory, asked: None),
+        _do_not_register,
         ("uva_sparse_scatter/row-bytes-656",),
         "raises",
     ),

@@ -43,6 +43,17 @@ def test_paged_pools_with_gaps_and_a_plan_by_request(ops: OpTable) -> None:
     assert torch.equal(dst, wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slots_local_to_a_request_are_moved_by_its_offset(ops: OpTable, dtype: torch.dtype) -> None:
+    src, dst = torch.arange(1.0, 7.0)[:, None], torch.full((8, 1), 9.0)
+    src_rows, dst_rows = torch.tensor([[0, -1, 5], [3, 4, 0]]), torch.tensor([[2, 0, -1], [1, 0, 3]])
+    count = torch.tensor([3, 2], dtype=torch.int32)
+    ops.uva_sparse_gather(src, dst, src_rows, dst_rows, count, dst_offsets=torch.tensor([4, 0], dtype=dtype))
+    assert dst.flatten().tolist() == [5, 4, 9, 9, 0, 9, 1, 9]
+    with pytest.raises(ContractError, match=r"dst_offsets\[0\]: expected dst_rows\[1\] \+ offset in \[0, 8\), got 8"):
+        ops.uva_sparse_gather(src, dst, src_rows[0], torch.tensor([2, 3, -1]), dst_offsets=torch.tensor([5]))
+
+
 def test_empty_plans_and_pools(ops: OpTable) -> None:
     dst = torch.ones(3, 2)
     nothing = torch.zeros(0, dtype=torch.int64)

@@ -86,10 +86,12 @@ def _resources(kernel: Any) -> Compiled:
 
 def main() -> None:
     """Compile the kernels that matter on Hopper and print their resources as one line of JSON."""
+    from baige_device.backends.portable import sparse_fp8
     from baige_device.backends.portable.attend_paged import attend_paged
     from baige_device.backends.portable.index_topk import score_keys
     from baige_device.backends.portable.sparse_attention import sparse_attention
 
+    sparse_fp8.has_native_e4m3 = lambda device: True  # type: ignore[assignment]
     bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn
     lists = torch.zeros(4, 1, 2048, dtype=torch.int32)
     latent = torch.zeros(4, 128, 576, dtype=bf16)
@@ -98,6 +100,15 @@ def main() -> None:
     calls = {
         "decode_fp8": lambda: sparse_attention(
             latent,
+            torch.zeros(512, 1, 656, dtype=torch.uint8),
+            None,
+            lists,
+            scale=0.1,
+            v_dim=512,
+            kv_format="fp8_ds_mla",
+        ),
+        "decode_fp8_few_heads": lambda: sparse_attention(
+            latent[:, :32],
             torch.zeros(512, 1, 656, dtype=torch.uint8),
             None,
             lists,
@@ -138,6 +149,8 @@ def main() -> None:
             "spilled_bytes": found[0].spilled_bytes,
             "shared_bytes": found[0].shared_bytes,
             "wgmma": found[0].count("wgmma.mma_async"),
+            "mma": found[0].count("mma.sync"),
+            "prefetches": found[0].count("cp.async.cg"),
         }
     print(json.dumps(report))
 

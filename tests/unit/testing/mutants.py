@@ -98,6 +98,26 @@ def minus_one_destination_is_the_last_row(op: Op) -> Op:
     return broken
 
 
+@mutant(GATHER)
+def ignores_the_offsets(op: Op) -> Op:
+    def broken(*args: Any, dst_offsets: Any = None, **more: Any) -> None:
+        op(*args, **more)
+
+    return broken
+
+
+@mutant(GATHER)
+def moves_skipped_entries_by_the_offset(op: Op) -> Op:
+    def broken(src: Any, dst: Any, src_rows: Any, dst_rows: Any, count: Any = None, **more: Any) -> None:
+        offsets = more.pop("dst_offsets", None)
+        if offsets is not None:
+            dst_rows = dst_rows + (offsets[:, None] if dst_rows.dim() == 2 else offsets)
+            dst_rows = torch.where((dst_rows < 0) | (dst_rows >= num_rows(dst)), -1, dst_rows)
+        op(src, dst, src_rows, dst_rows, count, **more)
+
+    return broken
+
+
 @mutant(GATHER, SCATTER)
 def ignores_the_count(op: Op) -> Op:
     def broken(src: Any, dst: Any, src_rows: Any, dst_rows: Any, count: Any = None, **more: Any) -> None:

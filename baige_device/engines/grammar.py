@@ -1,6 +1,6 @@
 """Constrained decoding without a compiled kernel: a grammar's token bitmask applied to logits in vendor-neutral torch.
 
-The engines apply it by Triton or JIT-compiled kernels, which Kunlun does not have.
+For chips without Triton: the engines apply it by Triton or JIT-compiled kernels.
 """
 
 from __future__ import annotations

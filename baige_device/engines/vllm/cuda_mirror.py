@@ -1,0 +1,78 @@
+"""HiSparse's host copy of decoded rows on NVIDIA: one scatter a layer, whose rows are read on the device.
+
+The host reads each step's slot mapping back, waits for it, selects and coalesces the written rows in NumPy, and hands
+descriptors to the driver. A pure decode step writes one row a request, and both slot mappings are on the device, so
+`uva_sparse_scatter` needs neither. Steps with prompt tokens stay the host's: their rows come in long runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from baige_device.engines.vllm.ledger import LEDGER
+from baige_device.registry.table import OpTable
+
+__all__ = ["FINISH", "PREPARE", "STAGE", "mount_mirror"]
+
+_WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.hisparse.worker:HiSparseConnectorWorker"
+STAGE = f"{_WORKER}._stage_row_mirror_mapping"
+PREPARE = f"{_WORKER}.prepare_forward"
+FINISH = f"{_WORKER}._finish_mirror_phase"
+
+
+def mount_mirror(features: Any) -> None:
+    """Replace the mirror of decode steps."""
+    LEDGER.patch(STAGE, _stage_later)
+    LEDGER.patch(PREPARE, _prepare)
+    LEDGER.patch(FINISH, functools.partial(_finish, features.ops))
+
+
+def _stage_later(original: Any) -> Any:
+    """Only note the step's tokens; whether they are needed on the host is known once its kind is."""
+
+    def stage(self: Any, num_tokens: int) -> None:
+        self._baige_staged_later = (original, num_tokens)
+
+    return stage
+
+
+def _prepare(original: Any) -> Any:
+    def prepare_forward(self: Any, attn_metadata: Any) -> None:
+        original(self, attn_metadata)
+        host_stage, num_tokens = self._baige_staged_later
+        if not _scatters(self):
+            host_stage(self, num_tokens)
+
+    return prepare_forward
+
+
+def _finish(ops: OpTable, original: Any) -> Any:
+    def finish_mirror_phase(self: Any, ready_event: Any = None) -> None:
+        if not _scatters(self):
+            original(self, ready_event)
+            return
+        first = self.cache_handles[0]
+        targets = first.mirror_slot_mapping
+        rows = min(first.num_actual_tokens, targets.numel())
+        for handle in self.cache_handles:
+            runtime = handle.runtime
+            ops.uva_sparse_scatter(handle.view.cache, runtime.host_cache, handle.slot_mapping[:rows], targets[:rows])
+        # A row's slot was forgotten when its page was allocated, and each is written once, so no hot copy is stale.
+        self._clear_forward_mirror_state()
+
+    return finish_mirror_phase
+
+
+def _scatters(worker: Any) -> bool:
+    """Whether this step's rows are written by us: pure decode with one token a request, one process a host pool."""
+    first = worker.cache_handles[0]
+    return bool(
+        first.decode_batch
+        and first.host_mirror_required
+        and first.num_actual_tokens > 0
+        and worker.is_host_writer
+        and worker.shared_host_region is None
+        and not worker._draft_layers
+        and not worker._per_layer_mirrored
+    )

@@ -1,0 +1,217 @@
+"""What the CUDA mount does around its kernels, on CPU with the reference ops: shapes, rows, and who is left alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from baige_device.activation import activate, current, deactivate
+from baige_device.settings import Settings
+from tests.engines.vllm.engine import run
+
+HEADS, TOKENS, TOPK, PAGES = 4, 3, 64, 5
+
+
+@pytest.fixture(autouse=True)
+def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("BAIGE_BACKEND", "reference")  # vLLM resolves its platform at the first import
+    activate(Settings(backend="reference"))
+    yield
+    deactivate()
+
+
+def features(**changes: Any) -> Any:
+    from baige_device.engines.vllm.cuda_features import CudaFeatures
+
+    off = {"swap": False, "mirror": False, "index": False, "overlap": False}
+    return CudaFeatures(**{"ops": current().ops, "attention": True, "pid": os.getpid(), **off, **changes})
+
+
+def impl(**changes: Any) -> Any:
+    """A layer's implementation without the engine around it."""
+    from baige_device.engines.vllm.cuda_attention import FlashMlaImpl
+
+    made: Any = object.__new__(FlashMlaImpl)
+    made._features = features(**changes)
+    made._attends, made.kv_cache_dtype, made.softmax_scale = True, "fp8_ds_mla", 576**-0.5
+    return made
+
+
+def fp8_rows(pages: int) -> torch.Tensor:
+    """uint8 `[P, 64, 656]` of small finite values."""
+    rows = torch.zeros(pages, 64, 656, dtype=torch.uint8)
+    latent = torch.randn(pages, 64, 512).clamp(-3, 3).to(torch.float8_e4m3fn)
+    rows[..., :512] = latent.view(torch.uint8)
+    rows[..., 512:528] = (torch.rand(pages, 64, 4) + 0.5).view(torch.uint8)
+    rows[..., 528:] = torch.randn(pages, 64, 64).to(torch.bfloat16).view(torch.uint8)
+    return rows
+
+
+def plain(rows: torch.Tensor) -> torch.Tensor:
+    """The values of fp8 rows, float64 `[S, 576]`."""
+    flat = rows.reshape(-1, 656)
+    scales = flat[:, 512:528].contiguous().view(torch.float32).double().repeat_interleave(128, 1)
+    latent = flat[:, :512].contiguous().view(torch.float8_e4m3fn).double() * scales
+    return torch.cat((latent, flat[:, 528:].contiguous().view(torch.bfloat16).double()), 1)
+
+
+def expected(q: torch.Tensor, values: torch.Tensor, lists: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention `[T, H, 512]` in float64, list by list."""
+    out = []
+    for query, chosen in zip(q.double(), lists.long(), strict=True):
+        keys = values[chosen[chosen >= 0]]
+        out.append(torch.softmax(query @ keys.T * scale, -1) @ keys[:, :512])
+    return torch.stack(out)
+
+
+def test_fp8_decode_keeps_the_hosts_shapes() -> None:
+    torch.manual_seed(0)
+    rows, made = fp8_rows(PAGES), impl()
+    q = torch.randn(TOKENS, 1, HEADS, 576).to(torch.bfloat16)
+    lists = torch.stack([torch.randperm(PAGES * 64)[:TOPK] for _ in range(TOKENS)]).int()
+    lists[0, 40:] = -1
+    out, lse = made._fp8_flash_mla_kernel(q, rows, lists.unsqueeze(1), None)
+    assert out.shape == (TOKENS, 1, HEADS, 512)
+    assert lse.shape == (TOKENS, HEADS, 1)
+    want = expected(q[:, 0], plain(rows), lists, made.softmax_scale)
+    torch.testing.assert_close(out[:, 0].double(), want, atol=2e-2, rtol=2e-2)
+
+
+def test_bf16_prefill_writes_the_hosts_buffer() -> None:
+    torch.manual_seed(1)
+    made = impl()
+    rows = torch.randn(PAGES * 64, 576).to(torch.bfloat16)
+    q = torch.randn(TOKENS, HEADS, 576).to(torch.bfloat16)
+    lists = torch.stack([torch.randperm(len(rows))[:TOPK] for _ in range(TOKENS)]).int()
+    buffer = torch.full((TOKENS, HEADS, 512), torch.nan, dtype=torch.bfloat16)
+    out, _ = made._bf16_flash_mla_kernel(q, rows, lists, None, None, buffer)
+    assert out.data_ptr() == buffer.data_ptr()
+    want = expected(q, rows.double(), lists, made.softmax_scale)
+    torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
+
+
+def test_overlap_attends_hits_then_misses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.attention.backends.mla.index_group import HiSparseMLAIndexGroup
+
+    from baige_device.engines.vllm import cuda_attention
+
+    torch.manual_seed(2)
+    rows, made = fp8_rows(PAGES), impl(overlap=True)
+    lists = torch.randperm(PAGES * 64)[: TOKENS * TOPK].view(TOKENS, TOPK).int()
+    late = torch.rand(TOKENS, TOPK) < 0.3
+    late[0], late[1] = False, True  # no misses, no hits
+    absent = rows.clone().view(-1, 656)
+    absent[lists[late].long()] = 0xFF  # NaN until the copy has landed
+    pool = absent.view_as(rows)
+
+    def swap(cache: Any, topk: torch.Tensor, metadata: Any) -> Any:
+        def land() -> None:
+            pool.copy_(rows)
+
+        compact = torch.full_like(lists, -1)
+        for row, missed in enumerate(late):
+            compact[row, : int(missed.sum())] = lists[row][missed]
+        return SimpleNamespace(
+            hit_rows=torch.where(late, -1, lists), late_rows=compact, late_counts=late.sum(1).int(), join=land
+        )
+
+    group: Any = object.__new__(HiSparseMLAIndexGroup)
+    group.caches = [SimpleNamespace(decode_batch=True, runtime=SimpleNamespace(max_swap_rows=TOKENS))]
+    group.caches[0].runtime.hot = SimpleNamespace(attention_cache=pool)
+    made.index_group, made.index_group_index = group, 0
+    monkeypatch.setattr(cuda_attention, "split_swap", swap)
+    q = torch.randn(TOKENS, HEADS, 576).to(torch.bfloat16)
+    out = made._host_backed_fp8_decode(q, lists, None, None, TOKENS)
+    want = expected(q, plain(rows), lists, made.softmax_scale)
+    torch.testing.assert_close(out.double(), want, atol=3e-2, rtol=3e-2)
+
+
+class Worker:
+    """The part of the host's connector worker that the mirror touches."""
+
+    def __init__(self, layers: int = 2) -> None:
+        self.cache_handles = [
+            SimpleNamespace(
+                decode_batch=True,
+                host_mirror_required=True,
+                num_actual_tokens=4,
+                slot_mapping=torch.tensor([5, 64, -1, 130, 7]),
+                mirror_slot_mapping=torch.tensor([9, 3, -1, 70, 8]),
+                view=SimpleNamespace(cache=torch.randn(3, 80, 16)[:, :64]),
+                runtime=SimpleNamespace(host_cache=torch.full((128, 16), torch.nan)),
+            )
+            for _ in range(layers)
+        ]
+        self.is_host_writer, self.shared_host_region = True, None
+        self._draft_layers: tuple[int, ...] = ()
+        self._per_layer_mirrored: set[int] = set()
+        self.cleared = 0
+
+    def _clear_forward_mirror_state(self) -> None:
+        self.cleared += 1
+
+
+def test_decoded_rows_reach_the_host_and_nothing_else() -> None:
+    from baige_device.engines.vllm import cuda_mirror
+
+    staged: list[int] = []
+    worker: Any = Worker()
+    cuda_mirror._stage_later(lambda self, tokens: staged.append(tokens))(worker, 4)
+    cuda_mirror._prepare(lambda self, metadata: None)(worker, {})
+    cuda_mirror._finish(current().ops, pytest.fail)(worker, None)
+    assert staged == []
+    assert worker.cleared == 1
+    for handle in worker.cache_handles:
+        host = handle.runtime.host_cache
+        for source, target in ((5, 9), (64, 3), (130, 70)):
+            assert torch.equal(host[target], handle.view.cache[source // 64, source % 64])
+        assert host.isnan().all(1).sum() == len(host) - 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"_draft_layers": (1,)},
+        {"shared_host_region": object()},
+        {"is_host_writer": False},
+        {"_per_layer_mirrored": {0}},
+    ],
+)
+def test_other_steps_stay_the_hosts(change: dict[str, Any]) -> None:
+    from baige_device.engines.vllm import cuda_mirror
+
+    calls: list[object] = []
+    worker: Any = Worker()
+    for name, value in change.items():
+        setattr(worker, name, value)
+    cuda_mirror._stage_later(lambda self, tokens: calls.append(tokens))(worker, 4)
+    cuda_mirror._prepare(lambda self, metadata: calls.append("prepared"))(worker, {})
+    cuda_mirror._finish(current().ops, lambda self, event: calls.append(event))(worker, "ready")
+    assert calls == ["prepared", 4, "ready"]
+    assert all(handle.runtime.host_cache.isnan().all() for handle in worker.cache_handles)
+
+
+def test_the_index_cache_is_keys_and_then_scales() -> None:
+    from baige_device.engines.vllm.cuda_indexer import index_views
+
+    keys = torch.randn(2, 64, 128).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 64)
+    pool = torch.zeros(2, 64 * 132 + 256, dtype=torch.uint8)  # pages of other layers between
+    pool[:, : 64 * 128] = keys.view(torch.uint8).flatten(1)
+    pool[:, 64 * 128 : 64 * 132] = scales.view(torch.uint8)
+    cache = pool[:, : 64 * 132].unflatten(1, (64, 132))
+    seen_keys, seen_scales = index_views(cache, 128)
+    assert torch.equal(seen_keys.view(torch.uint8), keys.view(torch.uint8))
+    assert torch.equal(seen_scales, scales)
+
+
+def test_on_an_nvidia_platform_the_backend_is_ours_and_off_leaves_it() -> None:
+    answer = run("cuda_platform", BAIGE_BACKEND="cuda").answer
+    assert answer == {"class": "baige_device.engines.vllm.cuda_attention.FlashMlaBackend", "name": "FLASHMLA_SPARSE"}
+    answer = run("cuda_platform", BAIGE_BACKEND="off").answer
+    assert answer["class"] == "vllm.v1.attention.backends.mla.flashmla_sparse.FlashMLASparseBackend"
