@@ -1,7 +1,7 @@
 """Decode steps in real vLLM 0.33 on an NVIDIA GPU: its own kernels and HiSparse against ours, in DeepSeek-V3.2's shape.
 
     python benchmarks/vllm_hisparse.py VARIANT --cases 8x20000,64x20000 [--steps 32] [--eager] [--gpu-kv-gib 4]
-        [--drift 0.75] [--profile] [--out RESULT.json]
+        [--drift 0.75] [--equality 4x12000] [--profile] [--out RESULT.json]
 
 One engine start (about half a minute) runs all cases, REQUESTSxCONTEXT each, of distinct random prompts. A decode step
 is the time between two schedules that hold one token of every request. Progress goes to stderr; the last line of stdout
@@ -9,10 +9,16 @@ is one JSON object:
 
     {"variant", "settings", "capacity": {"context", "concurrency", "steady_concurrency", "gpu_kv_gib", "blocks"},
      "cases": [{"requests", "context", "prefill_s", "decode_ms", "decode_ms_p90", "running", "hits", "misses",
-                "peak_gib", "tokens", "digest"}], "profile": {...}}
+                "peak_gib", "tokens", "digest", "schedule", "profile": {...}}],
+     "equality": [{... of two runs}]}
 
-`tokens` are the first ones of each request, so that runs can be compared: `--compare RESULT.json` adds how many of
-them are equal up to the first difference.
+`tokens` are the first ones of each request. `--compare RESULT.json` adds where each request first differs from that
+run (`first_difference`, null for nowhere), and whether the scheduler made the same batches (`same_schedule`).
+
+Tokens of two runs of one variant differ, too: the host's top-k lists its positions in the order in which threads come,
+sums follow that order, and random weights leave the two best tokens close. `--equality` runs a case twice without
+graphs and with every list sorted. What then differs is not the order: `first_difference_to_itself` is the variant's own
+noise, and against another run of the same schedule any difference is one of numbers or of rows.
 
 Variants: `native` and `ours` keep all KV on the device; `native-hisparse`, `ours-hisparse` and `ours-hisparse-overlap`
 keep it in pinned host memory. `ours-portable`, `ours-off`, `ours-index`, `ours-hisparse-attention-off`,
@@ -26,6 +32,7 @@ Needs vLLM 0.33, a Hopper GPU, and baige-device installed (its entry points moun
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -33,7 +40,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +77,7 @@ class Steps:
 
     def __init__(self, core: Any) -> None:
         self.requests = 0
+        self.batches = hashlib.sha256()
         self.full: list[float] = []
         self.most_running = 0
         self.on_full: Callable[[int], None] = lambda count: None
@@ -80,6 +88,7 @@ class Steps:
             output = schedule(*args, **kwargs)
             tokens = output.num_scheduled_tokens
             self.most_running = max(self.most_running, len(tokens))
+            self.batches.update(json.dumps(list(tokens.values())).encode())
             if self.requests and len(tokens) == self.requests == output.total_num_scheduled_tokens:
                 self.full.append(now)
                 self.on_full(len(self.full))
@@ -91,6 +100,7 @@ class Steps:
 
     def begin(self, requests: int) -> None:
         self.requests, self.most_running = requests, 0
+        self.batches = hashlib.sha256()
         self.full.clear()
 
     def milliseconds(self) -> list[float]:
@@ -109,6 +119,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--capacity-context", type=int, default=0, help="context that capacity is computed for")
     parser.add_argument("--drift", type=float, default=0.75, help="0: the top-k never changes; 1: random queries")
     parser.add_argument("--budget-s", type=float, default=1e9, help="start no case after so many seconds")
+    parser.add_argument("--equality", default="", help="REQUESTSxCONTEXT, run twice with sorted lists and no graphs")
     parser.add_argument("--profile", action="store_true", help="profile steps of the last case")
     parser.add_argument("--compare", type=Path, help="result of another variant")
     parser.add_argument("--out", type=Path, help="also write the result there")
@@ -142,7 +153,7 @@ def device_kv_bytes(cases: list[tuple[int, int]], window: int) -> int:
 
 
 def make_engine(args: argparse.Namespace, folder: Path) -> Any:
-    cases = cases_of(args.cases)
+    cases = cases_of(args.cases) + cases_of(args.equality)
     window = args.warmup + args.steps + (40 if args.profile else 0)
     length = max([c + decode_tokens(r, c, window) for r, c in cases], default=0)
     length = max(length, args.capacity_context + 1)
@@ -168,7 +179,7 @@ def make_engine(args: argparse.Namespace, folder: Path) -> Any:
     if gpu_bytes:
         options["kv_cache_memory_bytes"] = gpu_bytes
         log(f"device KV {gpu_bytes / 2**30:.2f} GiB")
-    sizes = sorted({r for r, _ in cases})
+    sizes = sorted({r for r, _ in cases_of(args.cases)})
     graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
     return LLM(
         model=str(folder),
@@ -210,8 +221,60 @@ def prompt(request: int, context: int) -> list[int]:
     return torch.randint(10, CONFIG["vocab_size"], (context,), generator=generator).tolist()
 
 
+@contextlib.contextmanager
+def room_for(llm: Any, requests: int, context: int, args: argparse.Namespace) -> Iterator[None]:
+    """Under HiSparse, hold back the device blocks that the case would fill with context of its own."""
+    if "hisparse" not in args.variant or args.gpu_kv_gib:
+        yield
+        return
+    pool = core_of(llm).scheduler.kv_cache_manager.coordinator.block_pool
+    window = args.warmup + args.steps + (40 if args.profile else 0)
+    spare = pool.get_num_free_blocks() - device_kv_bytes([(requests, context)], window) // PAGE_BYTES
+    held = pool.get_new_blocks(max(0, spare))
+    try:
+        yield
+    finally:
+        pool.free_blocks(held)
+
+
+@contextlib.contextmanager
+def sorted_lists_without_graphs(llm: Any) -> Iterator[None]:
+    """Attention sums in the order of positions, whatever order the host's top-k found them in."""
+    from vllm.models.deepseek_v32 import attention
+
+    original, topk = attention.sparse_attn_indexer, CONFIG["index_topk"]
+
+    def indexer(hidden_states: Any, *rest: Any, **options: Any) -> Any:
+        buffer = original(hidden_states, *rest, **options)
+        rows = buffer[: hidden_states.shape[0], :topk]
+        rows.copy_(rows.sort(-1, descending=True).values)  # -1 stays behind
+        return buffer
+
+    manager = core_of(llm).model_executor.driver_worker.worker.model_runner.cudagraph_manager
+    captured = getattr(manager, "_graphs_captured", False)
+    attention.sparse_attn_indexer = indexer
+    if manager is not None:
+        manager._graphs_captured = False
+    try:
+        yield
+    finally:
+        attention.sparse_attn_indexer = original
+        if manager is not None:
+            manager._graphs_captured = captured
+
+
+def run_equality(llm: Any, steps: Steps, requests: int, context: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Two runs of one case; the second keeps what the first one found, and how far both agree."""
+    plain = argparse.Namespace(**{**vars(args), "profile": False})
+    with room_for(llm, requests, context, plain), sorted_lists_without_graphs(llm):
+        first, second = (run_case(llm, steps, requests, context, plain, last=False, salt=salt) for salt in ("a", "b"))
+    second["first_difference_to_itself"] = differences(first["tokens"], second["tokens"])
+    second["same_schedule_as_itself"] = first["schedule"] == second["schedule"]
+    return second
+
+
 def run_case(
-    llm: Any, steps: Steps, requests: int, context: int, args: argparse.Namespace, last: bool
+    llm: Any, steps: Steps, requests: int, context: int, args: argparse.Namespace, last: bool, salt: str = ""
 ) -> dict[str, Any]:
     import torch
     from vllm import SamplingParams
@@ -233,9 +296,10 @@ def run_case(
     before = swap_counts(llm)
     tokens: dict[str, list[int]] = {}
     start = time.perf_counter()
-    names = [f"{requests}x{context}-{number}" for number in range(requests)]
+    names = [f"{requests}x{context}{salt}-{number}" for number in range(requests)]
     for number, name in enumerate(names):
-        engine.add_request(name, {"prompt_token_ids": prompt(number, context)}, params)
+        # The salt keeps a second run from finding the first one's prefixes.
+        engine.add_request(name, {"prompt_token_ids": prompt(number, context), "cache_salt": name}, params)
     decoding = None
     while engine.has_unfinished_requests() and len(steps.full) <= window:
         for output in engine.step():
@@ -260,6 +324,7 @@ def run_case(
         "misses": after[1] - before[1],
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
         "digest": hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16],
+        "schedule": steps.batches.hexdigest()[:16],
         "tokens": kept[:8],
     }
     if profiler:
@@ -354,20 +419,31 @@ def capacity(llm: Any, hisparse: bool) -> dict[str, Any]:
     return answer
 
 
-def compare(cases: list[dict[str, Any]], other: dict[str, Any]) -> None:
-    """Add to each case how many of its kept tokens equal the other run's, up to each request's first difference."""
-    theirs = {(case["requests"], case["context"]): case for case in other["cases"]}
-    for case in cases:
-        twin = theirs.get((case["requests"], case["context"]))
-        if twin is None:
-            continue
-        equal = total = 0
-        for mine, his in zip(case["tokens"], twin["tokens"], strict=True):
-            pairs = [a == b for a, b in zip(mine, his, strict=False)]
-            equal += pairs.index(False) if False in pairs else len(pairs)
-            total += len(pairs)
-        case["equal_tokens"], case["compared_tokens"] = equal, total
-        case["same_digest"] = case["digest"] == twin["digest"]
+def differences(mine: list[list[int]], theirs: list[list[int]]) -> list[int | None]:
+    """Where each request's tokens first differ; None: nowhere."""
+    return [
+        next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        for one, other in zip(mine, theirs, strict=True)
+    ]
+
+
+def compare(case: dict[str, Any], others: list[dict[str, Any]]) -> None:
+    """Add to a case where its tokens leave those of the same case of another run."""
+    for twin in others:
+        if (twin["requests"], twin["context"]) == (case["requests"], case["context"]):
+            case["first_difference"] = differences(case["tokens"], twin["tokens"])
+            case["same_schedule"] = case["schedule"] == twin.get("schedule")
+
+
+def save(result: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(result))
+
+
+def keep(kind: str, case: dict[str, Any], cases: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    compare(case, others)
+    log(f"{kind} " + json.dumps({key: value for key, value in case.items() if key not in ("tokens", "profile")}))
+    cases.append(case)
 
 
 def main() -> None:
@@ -391,20 +467,23 @@ def main() -> None:
     result["capacity"] = capacity(llm, hisparse)
     log(json.dumps(result))
     steps = Steps(core_of(llm))
-    result["cases"] = []
+    other = json.loads(args.compare.read_text()) if args.compare and args.compare.exists() else {}
+    result["cases"], result["equality"] = [], []
     todo = cases_of(args.cases)
     for number, (requests, context) in enumerate(todo):
         if time.perf_counter() - begin > args.budget_s:
             log(f"no time for {requests}x{context}")
             break
-        case = run_case(llm, steps, requests, context, args, last=number == len(todo) - 1)
-        log("CASE " + json.dumps({key: value for key, value in case.items() if key not in ("tokens", "profile")}))
-        result["cases"].append(case)
-    if args.compare and args.compare.exists():
-        compare(result["cases"], json.loads(args.compare.read_text()))
-    if args.out:
-        args.out.write_text(json.dumps(result))
-    for case in result["cases"]:
+        with room_for(llm, requests, context, args):
+            case = run_case(llm, steps, requests, context, args, last=number == len(todo) - 1)
+        keep("CASE", case, result["cases"], other.get("cases", []))
+        save(result, args.out)
+    for requests, context in cases_of(args.equality):
+        if time.perf_counter() - begin <= args.budget_s:
+            case = run_equality(llm, steps, requests, context, args)
+            keep("EQUALITY", case, result["equality"], other.get("equality", []))
+    save(result, args.out)
+    for case in result["cases"] + result["equality"]:
         case.pop("tokens")
         case.pop("profile", None)
     print(json.dumps(result), flush=True)

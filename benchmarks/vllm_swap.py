@@ -83,9 +83,7 @@ def step_of(handle: Any, swap_in: Callable[..., Any], table: torch.Tensor, reque
     return step
 
 
-def verify(
-    name: str, step: Callable[[Any], Any], runtime: Any, table: torch.Tensor, lists: list[torch.Tensor]
-) -> None:
+def verify(name: str, step: Callable[[Any], Any], runtime: Any, table: torch.Tensor, lists: list[torch.Tensor]) -> None:
     flat = runtime.hot.attention_cache.reshape(-1, WIDTH)
     for number, topk in enumerate(lists):
         rows = step(topk)
@@ -96,7 +94,9 @@ def verify(
         wrong = (names != want) | (rows < 0)
         if wrong.any():
             found = [(int(w), int(r), int(n)) for w, r, n in zip(want[wrong], rows[wrong], names[wrong], strict=True)]
-            raise SystemExit(f"{name}, step {number}: {len(found)} wrong rows (host row, device row, read): {found[:6]}")
+            raise SystemExit(
+                f"{name}, step {number}: {len(found)} wrong rows (host row, device row, read): {found[:6]}"
+            )
         sample = torch.randint(0, topk.numel(), (64,), device="cuda")
         read = flat[rows.long().view(-1)[sample]].cpu()
         if not torch.equal(read, runtime.host_cache[want.view(-1)[sample].cpu()]):

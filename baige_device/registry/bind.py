@@ -43,6 +43,7 @@ def bind(
     bound, calls = namespace["make"](function, contract.check, values, defaults)
     bound.__doc__ = contract.signature.__doc__
     bound.__wrapped__ = function
+    bound.checked = check
     return bound, calls
 
 

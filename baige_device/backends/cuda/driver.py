@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from baige_device.backends.cuda.nvrtc import compile_source
 from baige_device.errors import BackendError
 
-__all__ = ["Kernel", "context", "device_address", "kernel", "max_shared_bytes", "register_host", "unregister_host"]
+__all__ = [
+    "Kernel",
+    "Tape",
+    "context",
+    "device_address",
+    "kernel",
+    "max_shared_bytes",
+    "register_host",
+    "unregister_host",
+]
 
 _RELAXED_CAPTURE = 2
 _MAX_DYNAMIC_SHARED = 8
@@ -114,9 +125,52 @@ class _Launch(ctypes.Structure):
 
 
 _CLUSTER = 4
+_MOST_CONFIGS = 256
 _SERIAL_BUT_EARLY = _Attribute(6, 0, 1)
 """Programmatic stream serialisation: the blocks are placed while the kernel before still runs. Kernels launched so
 begin with `griddepcontrol.wait`, which waits until all of that kernel's writes can be seen."""
+
+
+class _Recorder(threading.local):
+    tape: Tape | None = None
+
+
+_recorder = _Recorder()
+
+
+class Tape:
+    """The launches made inside a `with` of it, to be queued again: a graph without a graph, for eager steps.
+
+    A replay costs about two microseconds a kernel, since nothing is looked at: it is right while every address, shape
+    and stream is what it was. Only launches of this module are on it, and no memory is kept alive by it.
+    """
+
+    def __init__(self) -> None:
+        self._launches: list[tuple[Callable[[], int], ctypes.Structure]] = []
+        self._before: Tape | None = None
+
+    def __enter__(self) -> Tape:
+        self._before = _recorder.tape
+        _recorder.tape = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _recorder.tape = self._before
+
+    def __len__(self) -> int:
+        return len(self._launches)
+
+    def append(self, launch: Callable[[], int], parameters: ctypes.Structure) -> None:
+        """Note a launch that was made, and the struct that it reads."""
+        self._launches.append((launch, parameters))
+
+    def replay(self, device: int) -> None:
+        """Queue them again on the streams that they went to."""
+        with context(device):
+            for launch, _ in self._launches:
+                status = launch()
+                if status != 0:
+                    raise BackendError(f"cuda: launch: {_explain(status)}")
 
 
 class Kernel:
@@ -128,6 +182,7 @@ class Kernel:
         self._early = early
         self._launch = _cuda().cuLaunchKernelEx if early else _cuda().cuLaunchKernel
         self._shared_bytes = 0
+        self._configs: dict[tuple[int, int, int, int, bool], Any] = {}
 
     def allow_shared(self, num_bytes: int) -> None:
         """Raise the limit of dynamic shared memory to at least `num_bytes`."""
@@ -152,16 +207,30 @@ class Kernel:
         """
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
         if self._early:
+            config = self._config(grid, block, shared_bytes, stream, one_cluster)
+            arguments: tuple[Any, ...] = (config, self._function, pointers, None)
+        else:
+            arguments = (self._function, grid, 1, 1, block, 1, 1, shared_bytes, stream, pointers, None)
+        status = self._launch(*arguments)
+        if status != 0:
+            raise BackendError(f"cuda: launch: {_explain(status)}")
+        if _recorder.tape is not None:
+            _recorder.tape.append(functools.partial(self._launch, *arguments), parameters)
+
+    def _config(self, grid: int, block: int, shared_bytes: int, stream: int, one_cluster: bool) -> Any:
+        """What stays the same from launch to launch; never written again, so threads may share it."""
+        key = (grid, block, shared_bytes, stream, one_cluster)
+        found = self._configs.get(key)
+        if found is None:
             attributes = (_Attribute * 2)(_SERIAL_BUT_EARLY)
             if one_cluster:
                 attributes[1] = _Attribute(_CLUSTER, 0, grid, (ctypes.c_int * 15)(1, 1))
             count = 2 if one_cluster else 1
             config = _Launch((grid, 1, 1), (block, 1, 1), shared_bytes, stream, attributes, count)
-            status = self._launch(ctypes.byref(config), self._function, pointers, None)
-        else:
-            status = self._launch(self._function, grid, 1, 1, block, 1, 1, shared_bytes, stream, pointers, None)
-        if status != 0:
-            raise BackendError(f"cuda: launch: {_explain(status)}")
+            if len(self._configs) >= _MOST_CONFIGS:
+                self._configs.clear()
+            found = self._configs[key] = ctypes.byref(config)
+        return found
 
 
 def kernel(device: int, source: str, name: str, macros: Mapping[str, str | int]) -> Kernel:

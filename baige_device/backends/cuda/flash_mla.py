@@ -90,7 +90,8 @@ def _pages(pool: Tensor, lists: Tensor) -> Tensor | None:
             return None
         return pool.view(-1, _PAGE_ROWS, 1, pool.shape[2])
     aligned = pool.data_ptr() % 16 == 0 and pool.stride(0) % 16 == 0
-    return pool if pool.shape[1] == _PAGE_ROWS and pool[0].is_contiguous() and aligned else None
+    dense = pool.shape[2] == 1 and pool.stride(3) == 1 and pool.stride(1) == pool.shape[3]
+    return pool if pool.shape[1] == _PAGE_ROWS and dense and aligned else None
 
 
 def _is_dense_bf16(pool: Tensor, lists: Tensor) -> bool:
@@ -163,7 +164,7 @@ def _decode(
     schedule = _schedule(shape)
     first_use = schedule.tile_scheduler_metadata is None
     chosen = schedule if first_use else _with_room(shape, schedule, reserved_sms)
-    ids = indices.to(torch.int32).contiguous()
+    ids = (indices if indices.dtype == torch.int32 else indices.to(torch.int32)).contiguous()
     result, total = _library().decode(q.contiguous().unsqueeze(1), pages, ids, scale, chosen)
     if first_use and not torch.cuda.is_current_stream_capturing():
         torch.cuda.current_stream(q.device).synchronize()  # another stream may use the plan next
@@ -181,7 +182,7 @@ def _prefill(
 
 def _deliver(result: Tensor, total: Tensor, out: Tensor | None, lse: Tensor | None) -> tuple[Tensor, Tensor]:
     """Into the caller's buffers; FlashMLA marks a query without rows by +inf, the contract by -inf."""
-    lse = torch.empty(total.shape, dtype=torch.float32, device=total.device) if lse is None else lse
+    lse = total if lse is None else lse
     torch.nan_to_num(total, nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf, out=lse)
     if out is None or result.data_ptr() == out.data_ptr():
         return result, lse

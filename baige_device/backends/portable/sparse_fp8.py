@@ -106,10 +106,10 @@ def _rows_aligned(pool: Tensor) -> bool:
 
 
 def _few_heads_tiles(heads: int) -> Tiles:
-    """No wider than the matrix instruction's 16 rows where that is enough; two programs share a multiprocessor."""
+    """No wider than the matrix instruction's 16 heads where that is enough; 64 rows fill a warp-group product."""
     if INTERPRET:
         return Tiles(16, 16, 4, 1, 1)
-    return Tiles(16 if heads <= 16 else 32, 32, 4, 3, 2)
+    return Tiles(16 if heads <= 16 else 32, 64, 4, 1, 2)
 
 
 def _fp8_tiles(heads: int, single: bool) -> Tiles:

@@ -2,12 +2,14 @@
 # Triton's kernel language is not Python to a type checker.
 """Sparse MLA attention of at most 32 heads from 656-byte fp8 rows: 512 e4m3 | 4 fp32 scales | 64 bf16.
 
-Few heads are bound by reading the rows, so decoding must stay cheap and the next rows must always be on their way:
+Decoding must stay cheap, and rows must be on their way while others are multiplied: two programs share a
+multiprocessor.
 
 * Keys are decoded to fp16 as fractions of their row's largest scale: a conversion and a multiplication of two columns
   at a time. The row's scale goes to the logits in fp32, and by its logarithm to the weights: they are p * scale as a
   fraction of the largest, which fp16 holds whatever the scales are. The sum of weights takes it out again.
-* The four bands of 128 columns, one scale each, are operands of their own: a thread holds a quarter of q at a time.
+* Few heads are bound by reading shared memory, so each decoded row is read once for each product: logits come from a
+  warp-group product of 64 rows with q as its right side, values from warps that share out the columns.
 """
 
 import triton
@@ -120,7 +122,7 @@ def sparse_fp8_few_kernel(
     acc2 = tl.zeros((BLOCK_H, 128), tl.float32)
     acc3 = tl.zeros((BLOCK_H, 128), tl.float32)
     highest = tl.full((BLOCK_H,), float("-inf"), tl.float32)
-    totals = tl.zeros((BLOCK_H, ROWS), tl.float32)  # summed over rows behind the loop: no exchange between warps in it
+    totals = tl.zeros((ROWS, BLOCK_H), tl.float32)  # summed over rows behind the loop: no exchange between warps in it
     first_tiles = tl.cdiv(count, ROWS)
     start = split * tiles_per_split
     stop = tl.minimum(start + tiles_per_split, first_tiles + tl.cdiv(extra_count, ROWS))
@@ -160,31 +162,38 @@ def sparse_fp8_few_kernel(
         k1 = _band(latent, offset, valid, s1, inverse, 1, HALF, NATIVE)
         k2 = _band(latent, offset, valid, s2, inverse, 2, HALF, NATIVE)
         k3 = _band(latent, offset, valid, s3, inverse, 3, HALF, NATIVE)
-        part = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
-        part = tl.dot(q1, tl.trans(k1), part, input_precision=PRECISION)
-        part = tl.dot(q2, tl.trans(k2), part, input_precision=PRECISION)
-        part = tl.dot(q3, tl.trans(k3), part, input_precision=PRECISION)
-        logits = part * (largest[None, :] * (q_most * scale_log2)[:, None])
-        logits += tl.dot(q_rope, tl.trans(k_rope), input_precision=PRECISION) * scale_log2
+        part = tl.dot(k0, tl.trans(q0), input_precision=PRECISION)
+        part = tl.dot(k1, tl.trans(q1), part, input_precision=PRECISION)
+        part = tl.dot(k2, tl.trans(q2), part, input_precision=PRECISION)
+        part = tl.dot(k3, tl.trans(q3), part, input_precision=PRECISION)
+        logits = part * (largest[:, None] * (q_most * scale_log2)[None, :])
+        logits += tl.dot(k_rope, tl.trans(q_rope), input_precision=PRECISION) * scale_log2
         # From here on the weights are those of the decoded fractions: p * largest.
-        logits = tl.where(valid[None, :], logits + tl.log2(largest)[None, :], float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(logits, 1))
-        # A row that has seen nothing but masked keys keeps -inf as its maximum; subtracting it would give NaN.
-        shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-        weights = tl.exp2(logits - shift[:, None])
-        rescale = tl.exp2(highest - shift)[:, None]
-        totals = totals * rescale + weights * inverse[None, :]
-        highest = new_highest
-        share = weights.to(HALF)
-        acc0 = tl.dot(share, k0, acc0 * rescale, input_precision=PRECISION)
-        acc1 = tl.dot(share, k1, acc1 * rescale, input_precision=PRECISION)
-        acc2 = tl.dot(share, k2, acc2 * rescale, input_precision=PRECISION)
-        acc3 = tl.dot(share, k3, acc3 * rescale, input_precision=PRECISION)
-    total = tl.sum(totals, 1)
+        logits = tl.where(valid[:, None], logits + tl.log2(largest)[:, None], float("-inf"))
+        # Always taken: seen to depend on one another, both products would get the first one's division among warps, and
+        # each warp would read all columns. Triton does not look through a branch.
+        if tile < stop:
+            new_highest = tl.maximum(highest, tl.max(logits, 0))
+            # A head that has seen nothing but masked keys keeps -inf as its maximum; subtracting it would give NaN.
+            shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+            weights = tl.exp2(logits - shift[None, :])
+            rescale = tl.exp2(highest - shift)
+            totals = totals * rescale[None, :] + weights * inverse[:, None]
+            highest = new_highest
+            share = tl.trans(weights.to(HALF))
+        else:
+            rescale = highest
+            share = tl.trans(logits.to(HALF))
+        acc0 = tl.dot(share, k0, acc0 * rescale[:, None], input_precision=PRECISION)
+        acc1 = tl.dot(share, k1, acc1 * rescale[:, None], input_precision=PRECISION)
+        acc2 = tl.dot(share, k2, acc2 * rescale[:, None], input_precision=PRECISION)
+        acc3 = tl.dot(share, k3, acc3 * rescale[:, None], input_precision=PRECISION)
+    total = tl.sum(totals, 0)
     norm = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)[:, None]
     where = out + split * out_s + t * out_t + h[:, None] * out_h + d[None, :]
-    tl.store(where, rounded(acc0 * norm, out.dtype.element_ty), mask=live[:, None])
-    tl.store(where + 128, rounded(acc1 * norm, out.dtype.element_ty), mask=live[:, None])
-    tl.store(where + 256, rounded(acc2 * norm, out.dtype.element_ty), mask=live[:, None])
-    tl.store(where + 384, rounded(acc3 * norm, out.dtype.element_ty), mask=live[:, None])
+    kind: tl.constexpr = out.dtype.element_ty
+    tl.store(where, rounded(acc0 * norm, kind), mask=live[:, None])
+    tl.store(where + 128, rounded(acc1 * norm, kind), mask=live[:, None])
+    tl.store(where + 256, rounded(acc2 * norm, kind), mask=live[:, None])
+    tl.store(where + 384, rounded(acc3 * norm, kind), mask=live[:, None])
     tl.store(lse + split * lse_s + t * lse_t + h * lse_h, natural_lse(highest, total), mask=live)

@@ -44,7 +44,8 @@ class FlashMlaImpl(FlashMLASparseImpl):
         if not self._attends or self.kv_cache_dtype != "fp8_ds_mla":
             return super()._fp8_flash_mla_kernel(q, kv_c_and_k_pe_cache, topk_indices, kernel_metadata)
         out, lse = self._attend_fp8(q.flatten(0, 1), kv_c_and_k_pe_cache, topk_indices.flatten(0, 1))
-        return out.unflatten(0, q.shape[:2]), lse.unflatten(0, q.shape[:2]).transpose(1, 2)
+        batch, queries, heads, _ = q.shape
+        return out.view(batch, queries, heads, _LATENT), lse.view(batch, queries, heads).transpose(1, 2)
 
     def _bf16_flash_mla_kernel(
         self,
@@ -79,14 +80,19 @@ class FlashMlaImpl(FlashMLASparseImpl):
         """Under HiSparse: with overlap, attend the hits while the misses are in flight, then the misses, and merge."""
         group = self.index_group
         assert isinstance(group, HiSparseMLAIndexGroup)
-        cache = group.cache(self.index_group_index)
-        fits = cache.decode_batch and topk_indices.shape[0] <= cache.runtime.max_swap_rows
-        if not (self._attends and self._features.overlap and fits):
+        if not self._attends:
             result: Tensor = super()._host_backed_fp8_decode(
                 q, topk_indices, attn_metadata, kernel_metadata, num_decodes
             )
             return result
-        rows = group.physical_kv_cache(self.index_group_index)
+        cache, rows = group.cache(self.index_group_index), group.physical_kv_cache(self.index_group_index)
+        fits = cache.decode_batch and topk_indices.shape[0] <= cache.runtime.max_swap_rows
+        if not (self._features.overlap and fits):
+            found = group.convert_logical_to_physical_topk(
+                self.index_group_index, topk_indices, attn_metadata, block_stride_rows=None, return_valid_counts=False
+            )
+            assert isinstance(found, Tensor)
+            return self._attend_fp8(q, rows, found)[0]
         swap = split_swap(cache, topk_indices, attn_metadata)
         hits = self._attend_fp8(q, rows, swap.hit_rows, reserved_sms=COPY_SMS)
         swap.join()

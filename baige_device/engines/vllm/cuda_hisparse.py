@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from baige_device.backends.cuda.swap_plan import SwapParams, address, launch_to_keys, launch_to_rows
+from baige_device.engines.vllm.cuda_replay import Repeated, may_repeat
 from baige_device.engines.vllm.ledger import LEDGER
 from baige_device.ops.hot_cache_resolve.contract import ResolvePlan
 from baige_device.registry.table import OpTable
 
 __all__ = ["COPY_SMS", "SWAP_IN", "SplitSwap", "mount_swap", "replaced", "split_swap"]
 
+_LAUNCHES = 4
+"""Keys, lookup, rows, copy."""
 COPY_SMS = 5
 """Multiprocessors of a copy beside attention, which gives them no work: enough for the link, few enough to spare."""
 SWAP_IN = "vllm.v1.hisparse.runtime:HiSparseRuntime.swap_in"
@@ -58,6 +61,7 @@ class _Step:
     valid_counts: Tensor
     hit_rows: Tensor
     late_rows: Tensor
+    repeated: Repeated
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,7 @@ class _Plane:
             shared.valid_topk_counts[rows],
             scratch.hit_rows[rows],
             scratch.late_rows[rows],
+            Repeated(_LAUNCHES),
         )
         params = step.params
         params.keys, params.state_rows, params.rows = address(step.keys), address(step.state_rows), address(step.rows)
@@ -163,8 +168,7 @@ def _swap_in(
     group = self.index_group
     step = _plane(group).step(rows.start, rows.stop)
     if self.is_group_leader:
-        _resolve(self, ops, step, resident, req_id_per_token, block_table, logical_topk_indices, num_valid_rows, False)
-        _gather(self, ops, step)
+        _lead(self, ops, step, resident, req_id_per_token, block_table, logical_topk_indices, num_valid_rows)
         if resident.decode_batch and group.followers:
             _stage_followers(group, ops, step)
     elif self._swap_staged:
@@ -174,6 +178,38 @@ def _swap_in(
     if return_valid_counts:
         return step.rows, step.valid_counts
     return step.rows
+
+
+def _lead(
+    runtime: Any,
+    ops: OpTable,
+    step: _Step,
+    resident: Any,
+    requests: Tensor,
+    block_table: Tensor,
+    topk: Tensor,
+    valid_rows: Tensor,
+) -> None:
+    """The leader's lookup and copy."""
+
+    def run() -> None:
+        _resolve(runtime, ops, step, resident, requests, block_table, topk, valid_rows, False)
+        _gather(runtime, ops, step)
+
+    if not _repeats(ops, step.params.wanted, runtime.region_stride):
+        run()
+        return
+    pages, hot = resident.block_table, runtime.hot
+    changing = (topk, requests, block_table, valid_rows, runtime.request_state_indices, runtime.hot_block_table)
+    fixed = (runtime.host_cache, hot.cache, runtime.index_group.device_global_indices, runtime.index_group.lru_slots)
+    strides = (topk.stride(0), block_table.stride(0), 0 if pages is None else pages.stride(0))
+    key = (address(pages), *strides, *[tensor.data_ptr() for tensor in changing + fixed])
+    step.repeated(key, topk.device.index, run)
+
+
+@functools.lru_cache(maxsize=16)
+def _repeats(ops: OpTable, wanted: int, slots: int) -> bool:
+    return may_repeat(ops, "hot_cache_resolve", "uva_sparse_gather", entries=max(wanted, slots))
 
 
 def split_swap(cache: Any, topk: Tensor, attn_metadata: Any) -> SplitSwap:

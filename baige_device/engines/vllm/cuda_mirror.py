@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from baige_device.engines.vllm.cuda_replay import Repeated, may_repeat
 from baige_device.engines.vllm.ledger import LEDGER
 from baige_device.registry.table import OpTable
 
@@ -48,6 +49,8 @@ def _prepare(original: Any) -> Any:
 
 
 def _finish(ops: OpTable, original: Any) -> Any:
+    repeats = may_repeat(ops, "uva_sparse_scatter")
+
     def finish_mirror_phase(self: Any, ready_event: Any = None) -> None:
         if not _scatters(self):
             original(self, ready_event)
@@ -55,13 +58,34 @@ def _finish(ops: OpTable, original: Any) -> Any:
         first = self.cache_handles[0]
         targets = first.mirror_slot_mapping
         rows = min(first.num_actual_tokens, targets.numel())
-        for handle in self.cache_handles:
-            runtime = handle.runtime
-            ops.uva_sparse_scatter(handle.view.cache, runtime.host_cache, handle.slot_mapping[:rows], targets[:rows])
+        named = targets[:rows]
+        copies = [
+            (handle.view.cache, handle.runtime.host_cache, handle.slot_mapping[:rows], named)
+            for handle in self.cache_handles
+        ]
+
+        def run() -> None:
+            for copy in copies:
+                ops.uva_sparse_scatter(*copy)
+
+        if repeats:
+            key = (rows, *[tensor.data_ptr() for copy in copies for tensor in copy])
+            _repeated(self, rows)(key, targets.device.index, run)
+        else:
+            run()
         # A row's slot was forgotten when its page was allocated, and each is written once, so no hot copy is stale.
         self._clear_forward_mirror_state()
 
     return finish_mirror_phase
+
+
+def _repeated(worker: Any, rows: int) -> Repeated:
+    by_rows: dict[int, Repeated] | None = getattr(worker, "_baige_repeated", None)
+    if by_rows is None:
+        by_rows = worker._baige_repeated = {}
+    if rows not in by_rows:
+        by_rows[rows] = Repeated(len(worker.cache_handles))
+    return by_rows[rows]
 
 
 def _scatters(worker: Any) -> bool:

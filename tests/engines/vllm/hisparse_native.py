@@ -117,7 +117,9 @@ def main() -> None:
     handles = [runtime.HiSparseCacheHandle(made) for made in layers]
     for handle in handles:
         handle.index_group_caches, handle.decode_batch = handles, True
-    table = torch.randperm(HOST_PAGES)[: REQUESTS * (LENGTH // PAGE + 1)].view(REQUESTS, -1).int()
+    table = (
+        (torch.randperm(HOST_PAGES - 1)[: REQUESTS * (LENGTH // PAGE + 1)] + 1).view(REQUESTS, -1).int()
+    )  # 0: the null block
     recent = [torch.randperm(LENGTH)[:TOPK] for _ in range(REQUESTS)]
     wrong = 0
     for _ in range(STEPS):

@@ -131,6 +131,32 @@ def test_overlap_attends_hits_then_misses(monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(out.double(), want, atol=3e-2, rtol=3e-2)
 
 
+def test_a_swapped_decode_attends_the_rows_that_the_swap_names() -> None:
+    from vllm.v1.attention.backends.mla.index_group import HiSparseMLAIndexGroup
+
+    torch.manual_seed(5)
+    rows, made = fp8_rows(PAGES), impl(swap=True)
+    lists = torch.stack([torch.randperm(PAGES * 64)[:TOPK] for _ in range(TOKENS)]).int()
+    lists[1, 20:] = -1
+    positions = torch.randint(0, 9999, lists.shape, dtype=torch.int32)
+
+    class Group(HiSparseMLAIndexGroup):  # type: ignore[misc]
+        def convert_logical_to_physical_topk(self, layer: int, topk: torch.Tensor, batch: Any, **options: Any) -> Any:
+            assert (layer, topk is positions, batch) == (0, True, "batch")
+            assert options == {"block_stride_rows": None, "return_valid_counts": False}
+            return lists
+
+    group: Any = object.__new__(Group)
+    group.caches = [SimpleNamespace(decode_batch=True, runtime=SimpleNamespace(max_swap_rows=TOKENS))]
+    group.caches[0].runtime.hot = SimpleNamespace(attention_cache=rows)
+    made.index_group, made.index_group_index = group, 0
+    q = torch.randn(TOKENS, HEADS, 576).to(torch.bfloat16)
+    out = made._host_backed_fp8_decode(q, positions, "batch", None, TOKENS)
+    assert out.shape == (TOKENS, HEADS, 512)
+    want = expected(q, plain(rows), lists, made.softmax_scale)
+    torch.testing.assert_close(out.double(), want, atol=3e-2, rtol=3e-2)
+
+
 class Worker:
     """The part of the host's connector worker that the mirror touches."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +35,39 @@ def hisparse(**settings: object) -> dict[str, Any]:
     return {"additional_config": {"baige": {"hisparse": {"host_gib_per_node": host_gib, **settings}}}}
 
 
-@pytest.fixture(scope="module")
-def off() -> dict[str, Any]:
-    return drive(model_path("deepseek_v32"), "long many preempt", SHARED, REFERENCE)
+NATIVE = {
+    "attention_config": {"hisparse_config": {"device_buffer_size": 2 * TOPK}},
+    "kv_transfer_config": {
+        "kv_connector": "HiSparseConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"host_pool_gib": 0.02},
+    },
+}
+"""vLLM's own options, whose gate admits NVIDIA alone."""
 
 
 @pytest.fixture(scope="module")
-def on() -> dict[str, Any]:
-    environment = {**REFERENCE, "BAIGE_METRICS_PORT": str(free_port())}
-    return drive(
-        model_path("deepseek_v32"), "long many overlapped preempt abort metrics", hisparse() | SHARED, environment
-    )
+def engines() -> Iterator[dict[str, Future[dict[str, Any]]]]:
+    """All engines of this file, two at a time: starting one takes longer than all that it is asked."""
+    tiny, half = model_path("deepseek_v32"), kunlun_models.model_path("deepseek_v32")
+    served = {**REFERENCE, "BAIGE_METRICS_PORT": str(free_port())}
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            "on": pool.submit(drive, tiny, "long many overlapped preempt abort metrics", hisparse() | SHARED, served),
+            "off": pool.submit(drive, tiny, "long many preempt", SHARED, REFERENCE),
+            "chip": pool.submit(drive, half, "known long", {"dtype": "float16", **NATIVE}, kunlun()),
+            "chip off": pool.submit(drive, half, "long", {"dtype": "float16"}, kunlun()),
+        }
+
+
+@pytest.fixture(scope="module")
+def on(engines: dict[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return engines["on"].result()
+
+
+@pytest.fixture(scope="module")
+def off(engines: dict[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return engines["off"].result()
 
 
 def test_a_context_of_six_hot_buffers_with_and_without_the_prefix_cache(
@@ -90,29 +114,14 @@ def test_metrics_are_served(on: dict[str, Any]) -> None:
     assert values["baige_hisparse_hot_rows_free"] == on["metrics"]["report"]["hot_rows"]
 
 
-@pytest.fixture(scope="module")
-def chip() -> dict[str, Any]:
-    """Asked for by vLLM's own options, whose gate admits NVIDIA alone."""
-    options = {
-        "dtype": "float16",
-        "attention_config": {"hisparse_config": {"device_buffer_size": 2 * TOPK}},
-        "kv_transfer_config": {
-            "kv_connector": "HiSparseConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"host_pool_gib": 0.02},
-        },
-    }
-    return drive(kunlun_models.model_path("deepseek_v32"), "known long", options, kunlun())
-
-
-def test_on_kunlun_through_the_options_of_the_host(chip: dict[str, Any]) -> None:
-    model = kunlun_models.model_path("deepseek_v32")
-    assert chip["known"]["tokens"] == [case["output"] for case in expected_cases(model)]
+def test_on_kunlun_through_the_options_of_the_host(engines: dict[str, Future[dict[str, Any]]]) -> None:
+    chip = engines["chip"].result()
+    cases = expected_cases(kunlun_models.model_path("deepseek_v32"))
+    assert chip["known"]["tokens"] == [case["output"] for case in cases]
+    assert chip["long"]["tokens"] == engines["chip off"].result()["long"]["tokens"]
     report = chip["long"]["report"]
     assert report["hot_tokens"] == 2 * TOPK
     assert min(report["hits"], report["missed"]) > 0
-    ordinary = drive(model, "long", {"dtype": "float16"}, kunlun())
-    assert chip["long"]["tokens"] == ordinary["long"]["tokens"]
     for found in chip.values():
         assert found["settled"] == {"held_blocks": 0, "held_hot_rows": 0}
 
