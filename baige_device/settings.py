@@ -59,7 +59,8 @@ class HiSparseSettings(BaseModel):
     hot_tokens: int = Field(
         default=0,
         ge=0,
-        description="Tokens of a request that stay on the device, per layer; 0 is twice the model's top-k.",
+        description="Tokens of a request that stay on the device, per layer; 0 is twice the model's top-k, in vLLM one "
+        "top-k more for each speculated token.",
     )
     overlap: bool = Field(
         default=False,

@@ -33,7 +33,7 @@ def _stage_later(original: Any) -> Any:
     """Only note the step's tokens; whether they are needed on the host is known once its kind is."""
 
     def stage(self: Any, num_tokens: int) -> None:
-        self._baige_staged_later = (original, num_tokens)
+        self._baige_stage = functools.partial(original, self, num_tokens)
 
     return stage
 
@@ -41,11 +41,26 @@ def _stage_later(original: Any) -> Any:
 def _prepare(original: Any) -> Any:
     def prepare_forward(self: Any, attn_metadata: Any) -> None:
         original(self, attn_metadata)
-        host_stage, num_tokens = self._baige_staged_later
         if not _scatters(self):
-            host_stage(self, num_tokens)
+            _stage_now(self)
 
     return prepare_forward
+
+
+def _stage_now(worker: Any) -> None:
+    """Read the slot mapping back as the host does, unless that was done for this step."""
+    stage, worker._baige_stage = worker._baige_stage, None
+    if stage is not None:
+        stage()
+
+
+def _forget_staged(worker: Any) -> None:
+    """Drop what was read back for a step that turned out to be a decode step.
+
+    Without CUDA graphs the step's metadata reaches the layers only, after `prepare_forward`.
+    """
+    if worker._slot_mapping_staging is not None:
+        worker._slot_mapping_staging.num_tokens = 0
 
 
 def _finish(ops: OpTable, original: Any) -> Any:
@@ -53,8 +68,10 @@ def _finish(ops: OpTable, original: Any) -> Any:
 
     def finish_mirror_phase(self: Any, ready_event: Any = None) -> None:
         if not _scatters(self):
+            _stage_now(self)
             original(self, ready_event)
             return
+        _forget_staged(self)
         first = self.cache_handles[0]
         targets = first.mirror_slot_mapping
         rows = min(first.num_actual_tokens, targets.numel())

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from baige_device.activation import Activation
+from baige_device.activation import Activation, current
 from baige_device.engines.vllm.hisparse_options import decode_tokens
 from baige_device.engines.vllm.hisparse_sizes import HostSizes, local_ranks
 from baige_device.engines.vllm.paged import PagedBatch
@@ -118,7 +118,10 @@ class Coordinator:
         needed = self.sizes.block_tokens if fits_itself else self.sizes.max_context_tokens
         blocks, text = self.sizes.blocks(device_bytes, needed)
         self._refuse_more_blocks(self._vllm_config.cache_config.num_gpu_blocks_override or 0)
-        plan = self.sizes.plan(self._settings, local_ranks(self._vllm_config.parallel_config), device_bytes)
+        gather = current().resolutions["uva_sparse_gather"].chosen
+        assert gather is not None  # one of the needs that were resolved
+        ranks = local_ranks(self._vllm_config.parallel_config)
+        plan = self.sizes.plan(self._settings, ranks, device_bytes, gather.offer.facts)
         announce(plan, self.sizes.max_context_tokens, text)
         return blocks * self.sizes.index_block_bytes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +106,10 @@ class HostSizes:
             )
         return blocks, text
 
-    def plan(self, settings: HiSparseSettings, ranks: int, device_bytes: int) -> HiSparsePlan:
-        """The planner's arithmetic for requests of the longest context."""
+    def plan(
+        self, settings: HiSparseSettings, ranks: int, device_bytes: int, gather_facts: Mapping[str, Any]
+    ) -> HiSparsePlan:
+        """The planner's arithmetic for requests of the longest context; `gather_facts` may state `link_bytes_per_s`."""
         facts = HiSparseFacts(
             num_layers=len(self.layer_groups),
             row_bytes=self.row_bytes,
@@ -117,5 +119,6 @@ class HostSizes:
             device_kv_bytes=device_bytes,
             host_gib_per_node=settings.host_gib_per_node,
             local_ranks=ranks,
+            link_bytes_per_s=gather_facts.get("link_bytes_per_s", HiSparseFacts.link_bytes_per_s),
         )
         return plan_hisparse(facts, self.hot_tokens)

@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from baige_device.optimizations.hisparse.cache import HotKVCache, SwapIn
+    from baige_device.optimizations.hisparse.cache import HotKVCache
     from baige_device.optimizations.hisparse.config import HiSparseConfig
     from baige_device.optimizations.hisparse.metrics import HiSparseMetrics
     from baige_device.optimizations.hisparse.plan import HiSparseFacts, HiSparsePlan, plan_hisparse
-    from baige_device.optimizations.hisparse.setup import prepare_hisparse
+    from baige_device.optimizations.hisparse.swap import SwapIn
 
 __all__ = [
     "HiSparseConfig",
@@ -23,7 +23,6 @@ __all__ = [
     "HotKVCache",
     "SwapIn",
     "plan_hisparse",
-    "prepare_hisparse",
 ]
 
 _HOMES = {
@@ -32,9 +31,8 @@ _HOMES = {
     "HiSparseMetrics": "metrics",
     "HiSparsePlan": "plan",
     "HotKVCache": "cache",
-    "SwapIn": "cache",
+    "SwapIn": "swap",
     "plan_hisparse": "plan",
-    "prepare_hisparse": "setup",
 }
 
 

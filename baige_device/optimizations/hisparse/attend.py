@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from baige_device.optimizations.hisparse.cache import HotKVCache, SwapIn
+from baige_device.optimizations.hisparse.cache import HotKVCache
+from baige_device.optimizations.hisparse.swap import SwapIn
 from baige_device.registry.table import OpTable
 
 __all__ = ["attend_hot"]

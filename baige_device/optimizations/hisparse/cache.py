@@ -17,7 +17,7 @@ from baige_device.optimizations.hisparse.stall import StallTimer
 from baige_device.optimizations.hisparse.swap import SwapIn, SwapStats, Wave, hot_rows_of
 from baige_device.registry.table import OpTable
 
-__all__ = ["HotKVCache", "SwapIn", "SwapStats"]
+__all__ = ["HotKVCache"]
 
 
 class HotKVCache:

@@ -21,7 +21,7 @@ class HotLayers:
         self.cache = cache
         self._staging = staging
         self._ops = ops
-        self.overlap = overlap
+        self._overlap = overlap
         self._plan = StepPlan(None, None, ())
         self._contexts: tuple[Tensor, ...] = ()
 
@@ -59,10 +59,10 @@ class HotLayers:
         swap = cache.swap_in(layer, plan.decode.states, plan.decode.of(topk))
         query = plan.decode.of(q)
         if plan.prompt is None:
-            return attend_hot(cache, self._ops, layer, query, swap, scale=scale, v_dim=v_dim, overlap=self.overlap)[0]
+            return attend_hot(cache, self._ops, layer, query, swap, scale=scale, v_dim=v_dim, overlap=self._overlap)[0]
         out = q.new_empty(*q.shape[:2], v_dim)
         self._attend_chunks(layer, q, rows, topk, out, scale, v_dim)
-        hot = attend_hot(cache, self._ops, layer, query, swap, scale=scale, v_dim=v_dim, overlap=self.overlap)[0]
+        hot = attend_hot(cache, self._ops, layer, query, swap, scale=scale, v_dim=v_dim, overlap=self._overlap)[0]
         assert plan.decode.index is not None
         out[plan.decode.index] = hot
         return out

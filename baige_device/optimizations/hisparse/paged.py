@@ -26,7 +26,7 @@ class PagedHotCache(HotKVCache):
         """State rows int32 `[B]` of a step's requests; one that is new here gets a hot row, empty. None is padding.
 
         Raises:
-            BaigeError: more requests at once than `max_requests`, or one that was admitted with pages of its own.
+            BaigeError: more requests at once than `max_requests`, or one that is retracted.
         """
         fresh = [request for request in requests if request is not None and request not in self._holdings]
         self._newcomers = bool(fresh)

@@ -13,7 +13,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class HiSparseFacts:
-    """What the decision depends on. Rates are measured ones, from the chip's offers or a probe."""
+    """What the decision depends on."""
 
     num_layers: int
     row_bytes: int
@@ -26,7 +26,9 @@ class HiSparseFacts:
     host_gib_per_node: float
     local_ranks: int
     hit_rate: float = 0.9
+    """Expected share of the top-k that is in the hot buffer."""
     link_bytes_per_s: float = 45e9
+    """From the offer of `uva_sparse_gather` where it states one; the default is cautious for PCIe gen5 x16."""
 
 
 @dataclass(frozen=True)

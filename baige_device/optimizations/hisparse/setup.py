@@ -1,8 +1,7 @@
-"""From the settings and a model's facts to a checked and printed plan, before anything is allocated."""
+"""What engines check and print from the settings before anything is allocated: hot tokens, host pool, plan."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from baige_device.errors import HostMemoryError, SettingsError
 from baige_device.ops.host_alloc.limits import check_host_memory, memlock_limit
-from baige_device.optimizations.hisparse.plan import HiSparseFacts, HiSparsePlan, plan_hisparse
+from baige_device.optimizations.hisparse.plan import HiSparsePlan
 from baige_device.settings import HiSparseSettings
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "check_host_pool",
     "choose_hot_tokens",
     "pins",
-    "prepare_hisparse",
 ]
 
 logger = logging.getLogger("baige_device")
@@ -39,42 +37,6 @@ INT16_SLOTS = 1 << 15
 """Most slots of a hot buffer in an engine that keeps slot numbers as int16."""
 
 _GIB = 1 << 30
-
-
-def prepare_hisparse(
-    settings: HiSparseSettings,
-    facts: HiSparseFacts,
-    host_facts: Mapping[str, Any],
-    *,
-    tokens_per_step: int = 1,
-    most_slots: int = 0,
-    root: Path = Path("/"),
-) -> HiSparsePlan:
-    """Check everything that can be known at start, and log the plan in one block.
-
-    Call it on every rank before any rank of the node allocates, since the check is made for all of them together.
-
-    Args:
-        facts: `host_gib_per_node` is taken from the settings.
-        host_facts: facts of the chosen `host_alloc` offer (`Activation.resolutions`).
-        tokens_per_step: tokens of one request that a decode step brings (more than 1 with speculation).
-        most_slots: see `choose_hot_tokens`.
-        root: file system whose limits are read (tests).
-    Raises:
-        SettingsError: HiSparse is off, or a size that cannot work. HostMemoryError: a limit is too small.
-    """
-    if not settings.enabled:
-        raise SettingsError("hisparse.host_gib_per_node: expected > 0 to prepare HiSparse, got 0 (off)")
-    hot = choose_hot_tokens(settings, facts.topk, tokens_per_step=tokens_per_step, most_slots=most_slots)
-    check_host_pool(settings, facts.local_ranks, host_facts, root)
-    plan = plan_hisparse(dataclasses.replace(facts, host_gib_per_node=settings.host_gib_per_node), hot)
-    if plan.batch_host < 1:
-        raise SettingsError(
-            f"hisparse.host_gib_per_node: expected room for one request of {facts.context_tokens} tokens on each rank, "
-            f"got {settings.host_gib_per_node:g} GiB / {facts.local_ranks} ranks = {plan.host_tokens} tokens"
-        )
-    announce(plan, facts.context_tokens)
-    return plan
 
 
 def announce(plan: HiSparsePlan, context_tokens: int, *more: str) -> None:
@@ -115,8 +77,12 @@ def check_host_pool(
 ) -> int:
     """Bytes of one rank's share of the node's host pool, checked for all ranks together; allocates nothing.
 
-    The machine and the cgroups bound the sum over the node's ranks, RLIMIT_MEMLOCK each process.
+    Call it on every rank before any rank of the node allocates. The machine and the cgroups bound the sum over the
+    node's ranks, RLIMIT_MEMLOCK each process.
 
+    Args:
+        host_facts: facts of the chosen `host_alloc` offer (`Activation.resolutions`).
+        root: file system whose limits are read (tests).
     Raises:
         HostMemoryError: a limit is too small; with the arithmetic and the remedy.
         SettingsError: fewer than one rank.

@@ -1,23 +1,14 @@
-"""What vLLM is told where the probe finds a chip with device tensors; no engine is started. Prints one JSON line.
-
-The probe is replaced: its answer is that of a machine with one Kunlun chip, as the documentation describes it.
-"""
+"""What vLLM is told where the probe finds a chip with device tensors; no engine is started. Prints one JSON line."""
 
 from __future__ import annotations
 
 import json
 from importlib import import_module
 
-from baige_device.backends.kunlun import probe
-from baige_device.registry.offers import Probe
 from tests.engines.tiny_models import model_path
-
-FACTS = {"distributed_backend": "nccl", "page_tokens": 64, "triton": False, "emulated": False}
-FOUND = Probe(True, "torch_xmlir with device nodes xpu0", "cuda", "Kunlun XPU", FACTS)
 
 
 def main() -> None:
-    probe.probe = lambda: FOUND
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
 

@@ -1,9 +1,9 @@
 """Two data-parallel ranks with expert parallelism; each serves its half of MODEL's cases and prints one JSON line.
 
-    python -m tests.engines.vllm.data_parallel MODEL [--rank-environment JSON]
+    python -m tests.engines.vllm.data_parallel MODEL [--options JSON] [--rank-environment JSON]
 
 The ranks generate different numbers of tokens, so that one of them runs dummy batches for the other.
-`--rank-environment` is a list of two objects: variables that only this rank has.
+`--options` are keyword arguments of `vllm.LLM`. `--rank-environment` is a list of two objects: variables that only this rank has.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from baige_device.cli.demo_server import free_port
 from tests.engines.vllm.generate import DEFAULTS, cases, generate
 
 RANKS = 2
-TOKENS = (16, 10)
+TOKENS = (10, 16)
 PATIENCE_S = 330
 GRACE_S = 8
 
 
-def rank_main(rank: int, port: int, model: str, environment: dict[str, str]) -> None:
+def rank_main(rank: int, port: int, model: str, options: dict[str, Any], environment: dict[str, str]) -> None:
     os.environ.update(environment)
     os.environ.update(
         VLLM_DP_RANK=str(rank),
@@ -40,7 +40,7 @@ def rank_main(rank: int, port: int, model: str, environment: dict[str, str]) -> 
     )
     status = 0
     try:
-        serve(rank, model)
+        serve(rank, model, options)
     except BaseException:
         traceback.print_exc()
         status = 1
@@ -49,7 +49,7 @@ def rank_main(rank: int, port: int, model: str, environment: dict[str, str]) -> 
     os._exit(status)  # the host's rank processes can hang in interpreter shutdown
 
 
-def serve(rank: int, model: str) -> None:
+def serve(rank: int, model: str, options: dict[str, Any]) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -58,7 +58,8 @@ def serve(rank: int, model: str) -> None:
     llm = LLM(
         model=model,
         **DEFAULTS
-        | {"enable_expert_parallel": True, "max_num_batched_tokens": 512, "distributed_executor_backend": "uni"},
+        | {"enable_expert_parallel": True, "max_num_batched_tokens": 512, "distributed_executor_backend": "uni"}
+        | options,
     )
     tokens = generate(llm, cases(model)[rank::RANKS], TOKENS[rank])
     report = llm.collective_rpc("baige_report")
@@ -85,13 +86,14 @@ def check_collectives(worker: Any) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
+    parser.add_argument("--options", type=json.loads, default={})
     parser.add_argument("--rank-environment", type=json.loads, default=[{}, {}])
     arguments = parser.parse_args()
     port = free_port()
     context = multiprocessing.get_context("spawn")
     ranks = [
-        context.Process(target=rank_main, args=(rank, port, arguments.model, arguments.rank_environment[rank]))
-        for rank in range(RANKS)
+        context.Process(target=rank_main, args=(rank, port, arguments.model, arguments.options, environment))
+        for rank, environment in enumerate(arguments.rank_environment)
     ]
     for process in ranks:
         process.start()

@@ -176,6 +176,7 @@ class Worker:
         self.is_host_writer, self.shared_host_region = True, None
         self._draft_layers: tuple[int, ...] = ()
         self._per_layer_mirrored: set[int] = set()
+        self._slot_mapping_staging = SimpleNamespace(num_tokens=0)
         self.cleared = 0
 
     def _clear_forward_mirror_state(self) -> None:
@@ -197,6 +198,39 @@ def test_decoded_rows_reach_the_host_and_nothing_else() -> None:
         for source, target in ((5, 9), (64, 3), (130, 70)):
             assert torch.equal(host[target], handle.view.cache[source // 64, source % 64])
         assert host.isnan().all(1).sum() == len(host) - 3
+
+
+def test_a_slot_mapping_read_back_in_vain_does_not_pile_up() -> None:
+    """Without CUDA graphs only the layers learn that a step is a decode step, after the mapping was read back."""
+    from baige_device.engines.vllm import cuda_mirror
+
+    def stage(worker: Any, tokens: int) -> None:
+        worker._slot_mapping_staging.num_tokens += tokens
+
+    worker: Any = Worker()
+    for _ in range(3):
+        for handle in worker.cache_handles:
+            handle.decode_batch = False
+        cuda_mirror._stage_later(stage)(worker, 4)
+        cuda_mirror._prepare(lambda self, metadata: None)(worker, None)
+        assert worker._slot_mapping_staging.num_tokens == 4
+        for handle in worker.cache_handles:
+            handle.decode_batch = True
+        cuda_mirror._finish(current().ops, pytest.fail)(worker, None)
+        assert worker._slot_mapping_staging.num_tokens == 0
+
+
+def test_rows_of_a_step_that_is_the_hosts_after_all_are_staged() -> None:
+    from baige_device.engines.vllm import cuda_mirror
+
+    calls: list[object] = []
+    worker: Any = Worker()
+    cuda_mirror._stage_later(lambda self, tokens: calls.append(tokens))(worker, 4)
+    cuda_mirror._prepare(lambda self, metadata: None)(worker, {})
+    assert calls == []
+    worker.cache_handles[0].decode_batch = False
+    cuda_mirror._finish(current().ops, lambda self, event: calls.append("host"))(worker, None)
+    assert calls == [4, "host"]
 
 
 @pytest.mark.parametrize(

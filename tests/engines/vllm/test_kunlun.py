@@ -133,8 +133,27 @@ def doctor(settings: dict[str, str]) -> str:
     return platform
 
 
-def test_where_a_chip_is_the_platform_is_for_its_tensors() -> None:
-    answer = run("chip", BAIGE_BACKEND="kunlun", PYTHONPATH=os.fspath(ROOT)).answer
+def one_chip(folder: Path) -> dict[str, str]:
+    """Environment of a machine with one Kunlun chip: vLLM asks about models in processes of their own, at times."""
+    nodes = folder / "dev"
+    nodes.mkdir()
+    for name in ("xpu0", "xpuctrl"):
+        (nodes / name).touch()
+    start = f"""
+from functools import partial
+from pathlib import Path
+
+from baige_device.backends.kunlun import probe
+
+probe.probe = partial(probe.probe, Path({os.fspath(nodes)!r}))
+"""
+    site = distribution(folder, "xpytorch", modules={"torch_xmlir": "", "sitecustomize": start})
+    return {"BAIGE_BACKEND": "kunlun", "PYTHONPATH": os.pathsep.join([site, os.fspath(ROOT)])}
+
+
+def test_where_a_chip_is_the_platform_is_for_its_tensors(tmp_path: Path) -> None:
+    fresh = {"VLLM_CACHE_ROOT": os.fspath(tmp_path / "cache")}  # a filled one answers about models, too
+    answer = run("chip", **one_chip(tmp_path), **fresh).answer
     assert answer == {
         "platform": "baige_device.engines.vllm.chip.ChipPlatform",
         "device_type": "cuda",

@@ -60,5 +60,8 @@ def test_long_contexts_bound_the_staging() -> None:
 def test_ranks_of_a_node_and_the_plan() -> None:
     assert local_ranks(SimpleNamespace(local_world_size=4, data_parallel_size_local=2)) == 8
     assert local_ranks(SimpleNamespace(local_world_size=1, data_parallel_size_local=0)) == 1
-    plan = SIZES.plan(HiSparseSettings(host_gib_per_node=1), 2, 64 * MIB)
+    settings = HiSparseSettings(host_gib_per_node=1)
+    plan = SIZES.plan(settings, 2, 64 * MIB, {})
     assert "host pool: 1 GiB a node / 2 ranks = 0.5 GiB a rank" in plan.explain()
+    on_a_fast_link = SIZES.plan(settings, 2, 64 * MIB, {"link_bytes_per_s": 90e9})
+    assert on_a_fast_link.swap_us_per_layer == pytest.approx(plan.swap_us_per_layer / 2)

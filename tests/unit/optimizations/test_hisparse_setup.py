@@ -12,13 +12,13 @@ import psutil
 import pytest
 
 from baige_device.errors import HostMemoryError, SettingsError
-from baige_device.optimizations.hisparse.plan import HiSparseFacts
+from baige_device.optimizations.hisparse.plan import HiSparseFacts, plan_hisparse
 from baige_device.optimizations.hisparse.setup import (
     INT16_SLOTS,
+    announce,
     check_host_pool,
     choose_hot_tokens,
     pins,
-    prepare_hisparse,
 )
 from baige_device.settings import HiSparseSettings
 
@@ -31,7 +31,7 @@ V32 = HiSparseFacts(
     topk=2048,
     context_tokens=60_000,
     device_kv_bytes=60 << 30,
-    host_gib_per_node=0,
+    host_gib_per_node=1600,
     local_ranks=8,
 )
 
@@ -58,22 +58,18 @@ def machine(root: Path, available_gib: int, cgroup_gib: int = 0, capabilities: i
     return root
 
 
-def test_the_plan_is_logged_in_one_block(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_plan_is_logged_in_one_block(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "baige_device")
-    plan = prepare_hisparse(on(), V32, {}, root=machine(tmp_path, 2000))
-    assert plan.hot_tokens == 4096
-    assert plan.host_tokens == (200 << 30) // (61 * 656)
-    assert [record.getMessage() for record in caplog.records] == ["HiSparse plan\n" + plan.explain()]
+    plan = plan_hisparse(V32)
+    announce(plan, V32.context_tokens, "a line of the engine")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"HiSparse plan\n{plan.explain()}\na line of the engine"
+    ]
 
 
-def test_a_plan_that_does_not_pay_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    prepare_hisparse(on(), replace(V32, context_tokens=2000), {}, root=machine(tmp_path, 2000))
-    assert "HiSparse does not pay here: batch 670 with it, 670 without" in caplog.text
-
-
-def test_off_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"hisparse\.host_gib_per_node: expected > 0"):
-        prepare_hisparse(HiSparseSettings(), V32, {})
+def test_a_plan_that_does_not_pay_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    announce(plan_hisparse(replace(V32, context_tokens=2000)), 2000)
+    assert "HiSparse does not pay here: batch 670 with it, 670 without, at 2000 tokens a request" in caplog.text
 
 
 def test_a_pool_larger_than_the_machine(tmp_path: Path) -> None:
@@ -83,7 +79,7 @@ def test_a_pool_larger_than_the_machine(tmp_path: Path) -> None:
         match=r"host_gib_per_node = 1600 GiB over 8 local ranks \(200\.00 GiB each\).*"
         r"the machine \(MemAvailable\) leaves \d+ bytes \(1599\.00 GiB\)",
     ):
-        prepare_hisparse(on(), V32, {}, root=root)
+        check_host_pool(on(), 8, {}, root)
 
 
 def test_a_cgroup_smaller_than_the_pool(tmp_path: Path) -> None:
@@ -97,7 +93,7 @@ def test_a_cgroup_smaller_than_the_pool(tmp_path: Path) -> None:
 def test_the_real_machine_is_asked_by_default() -> None:
     rss = psutil.Process().memory_info().rss
     with pytest.raises(HostMemoryError, match=r"asked for \d+ bytes"):
-        prepare_hisparse(on(1 << 30), V32, PINNED)
+        check_host_pool(on(1 << 30), 8, PINNED)
     assert psutil.Process().memory_info().rss - rss < 64 << 20
 
 
@@ -106,11 +102,9 @@ def test_the_pool_is_split_over_local_ranks(tmp_path: Path, gib: float, ranks: i
     assert check_host_pool(on(gib), ranks, {}, machine(tmp_path, 256)) == int(share * GIB)
 
 
-def test_a_share_that_holds_no_request(tmp_path: Path) -> None:
-    with pytest.raises(
-        SettingsError, match=r"one request of 60000 tokens on each rank, got 8 GiB / 8 ranks = 26832 tokens"
-    ):
-        prepare_hisparse(on(8), V32, {}, root=machine(tmp_path, 2000))
+def test_a_node_has_ranks() -> None:
+    with pytest.raises(SettingsError, match="local_ranks: expected >= 1, got 0"):
+        check_host_pool(on(), 0, {})
 
 
 @pytest.mark.parametrize(
@@ -124,7 +118,7 @@ def test_a_share_that_holds_no_request(tmp_path: Path) -> None:
 )
 def test_hot_buffers_that_cannot_work(changes: dict[str, int], arguments: dict[str, int], message: str) -> None:
     with pytest.raises(SettingsError, match=rf"hisparse\.hot_tokens: {message}"):
-        prepare_hisparse(on(**changes), V32, {}, **arguments)  # type: ignore[arg-type]
+        choose_hot_tokens(on(**changes), 2048, **arguments)  # type: ignore[arg-type]
 
 
 def test_hot_tokens_by_default() -> None:
