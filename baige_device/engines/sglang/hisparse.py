@@ -15,6 +15,7 @@ from baige_device.engines.sglang import hisparse_host, hisparse_room, hisparse_s
 from baige_device.engines.sglang.compat import cpu_group
 from baige_device.engines.sglang.hisparse_args import ranks_per_node
 from baige_device.engines.sglang.hisparse_counts import COUNTS
+from baige_device.engines.sglang.hisparse_plan import announce_plan
 from baige_device.engines.sglang.ledger import (
     HISPARSE_BACKUP,
     HISPARSE_CAPACITY,
@@ -86,6 +87,7 @@ def _make_coordinator(original: Callable[[Any], None], runner: Any) -> None:
     with hisparse_host.host_memory(torch.device(runner.device).type, budget):
         original(runner)
     hisparse_room.watch(runner.hisparse_coordinator)
+    announce_plan(runner)
 
 
 def _host_budget(server_args: Any) -> int:

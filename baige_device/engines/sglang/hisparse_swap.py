@@ -186,7 +186,7 @@ def copy_cache_planned_mla(
     rows = torch.arange(miss_count.shape[0], device=miss_count.device)
     counts = torch.where(rows < num_real_reqs, miss_count, 0)
     copy_misses(pairs, miss_src, miss_dst, counts)
-    COUNTS.add_copies(counts, pair_bytes(pairs))
+    COUNTS.add_copies(counts, pair_bytes(pairs), replayed=True)
 
 
 def transfer_cache_dsv4_mla(

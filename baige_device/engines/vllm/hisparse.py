@@ -136,8 +136,8 @@ class Coordinator:
         assert self.sizes is not None
         self._refuse_more_blocks(blocks)
         self.close()
-        cache = PagedHotCache(self.sizes.config(blocks), self._ops, self._device)
         staging = Staging(self._ops, self.sizes.staged_tokens, self.sizes.row_bytes, self._device)
+        cache = PagedHotCache(self.sizes.config(blocks), self._ops, self._device)  # last: it needs closing
         self.hot = HotLayers(cache, staging, self._ops, overlap=self._settings.overlap)
         self._input_batch = input_batch
         self._metrics = HiSparseMetrics(cache.totals, cache.stall)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from vllm.forward_context import get_forward_context
 
 from baige_device.engines.vllm import hisparse
 from baige_device.engines.vllm.mla import joined_query
@@ -63,8 +64,8 @@ class HostSparseMlaImpl(SparseMlaImpl):
         skip_scale: bool = False,
     ) -> None:
         """Send the rows of `[T, R]` and `[T, 1, P]` to the host pool, those of decodes to the hot buffers as well."""
-        if self._hot is None:
-            return
+        if self._hot is None or get_forward_context().attn_metadata is None:
+            return  # a profiling run, or a dummy batch beside other data-parallel ranks: the plan is the last step's
         self._rows = as_rows(kv_c_normed, k_pe)[: self._hot.tokens]
         self._hot.write(self._index, self._rows)
 

@@ -7,10 +7,10 @@ from typing import Any
 from baige_device.engines.vllm import hisparse
 from baige_device.engines.vllm.ledger import LEDGER
 
-__all__ = ["HISPARSE_SEAMS", "HiSparseRunner", "note_hisparse_seams"]
+__all__ = ["HiSparseRunner", "note_hisparse_seams"]
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-HISPARSE_SEAMS = (
+_SEAMS = (
     f"{_RUNNER}.get_kv_cache_spec",
     f"{_RUNNER}.maybe_add_kv_sharing_layers_to_kv_cache_groups",
     f"{_RUNNER}.initialize_kv_cache_tensors",
@@ -20,7 +20,7 @@ HISPARSE_SEAMS = (
 
 def note_hisparse_seams() -> None:
     """Record the seams. Raises `MountError` when one is missing."""
-    for target in HISPARSE_SEAMS:
+    for target in _SEAMS:
         LEDGER.note_seam(target)
 
 

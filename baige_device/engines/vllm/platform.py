@@ -14,6 +14,8 @@ from vllm.platforms.interface import Platform, PlatformEnum
 
 from baige_device.engines.vllm import names
 from baige_device.engines.vllm.compat import attention_name
+from baige_device.engines.vllm.hisparse_options import adopt_host_options, hisparse_on, refuse_unserved
+from baige_device.engines.vllm.options import engine_settings
 from baige_device.errors import MountError, SettingsError
 from baige_device.registry.choice import choose
 from baige_device.settings import load_settings
@@ -103,8 +105,6 @@ class BaigePlatform(Platform):
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
         """Runs before the host's own checks, of which the one on HiSparse admits NVIDIA alone."""
-        from baige_device.engines.vllm.hisparse_options import adopt_host_options
-
         adopt_host_options(vllm_config)
 
     @classmethod
@@ -175,15 +175,10 @@ def _hisparse_on() -> bool:
     """Of the engine whose layers are being built."""
     from vllm.config import get_current_vllm_config
 
-    from baige_device.engines.vllm.hisparse_options import hisparse_on
-
     return hisparse_on(get_current_vllm_config())
 
 
 def _check_engine_options(vllm_config: Any) -> None:
-    from baige_device.engines.vllm.hisparse_options import refuse_unserved
-    from baige_device.engines.vllm.process import engine_settings
-
     settings = engine_settings(vllm_config)
     if settings.backend not in ("auto", _CHOSEN.backend.name):
         raise SettingsError(

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["PAGE_TOKENS", "World"]
+__all__ = ["World"]
 
-PAGE_TOKENS = 4
+_PAGE_TOKENS = 4
 
 
 @dataclass
@@ -24,7 +24,7 @@ class World:
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __post_init__(self) -> None:
-        slots, rows = self.hot_tokens + PAGE_TOKENS, self.requests * (self.hot_tokens + PAGE_TOKENS)
+        slots, rows = self.hot_tokens + _PAGE_TOKENS, self.requests * (self.hot_tokens + _PAGE_TOKENS)
         self.locs = self._shuffled(rows).view(self.requests, slots).int()
         self.tokens = torch.full((self.requests, slots), -1, dtype=torch.int32)
         self.tokens[:, : self.hot_tokens] = torch.arange(self.hot_tokens, dtype=torch.int32)

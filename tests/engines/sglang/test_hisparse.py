@@ -60,6 +60,8 @@ def test_eight_requests_with_aborts_and_retraction_in_a_small_pool() -> None:
     report = check_swaps(answer)
     assert report["hisparse"]["hot_tokens"] == hisparse_models.TOPK
     assert "#retracted_reqs: 1" in done.log
+    assert "HiSparse plan\na request of 2048 tokens: " in done.log
+    assert "1024 latent rows / 128 of a hot buffer and its page = 8 requests; index keys of 2048 tokens" in done.log
 
 
 def test_shared_index_and_overlap_give_the_tokens_of_no_hisparse_at_all() -> None:

@@ -21,6 +21,7 @@ LAYERS, TOKENS, ROW = 3, 256, 64 + 16
 
 @pytest.fixture(autouse=True)
 def _reference() -> Iterator[None]:
+    torch.manual_seed(0)
     deactivate()
     activate(Settings(backend="reference", checks="values"))
     yield

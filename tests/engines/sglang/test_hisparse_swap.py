@@ -16,7 +16,7 @@ from baige_device.engines.sglang.hisparse_counts import COUNTS
 from baige_device.errors import MountError
 from baige_device.optimizations.hisparse.lane import Lane
 from baige_device.settings import Settings
-from tests.engines.sglang.swap_model import PAGE_TOKENS, World
+from tests.engines.sglang.swap_model import World
 
 HOT, TOPK, REQUESTS, CONTEXT = 16, 12, 6, 90
 STEPS = 40
@@ -24,6 +24,7 @@ STEPS = 40
 
 @pytest.fixture(autouse=True)
 def _reference() -> Iterator[None]:
+    torch.manual_seed(0)
     deactivate()
     activate(Settings(backend="reference", checks="values"))
     yield
@@ -110,7 +111,6 @@ def test_tokens_with_recorded_plan_and_replay() -> None:
 def test_blocks_of_keys_and_values(skip_io: bool) -> None:
     subject, block = world(2, row=(1, 6)), 4
     values, device_values = torch.randn_like(subject.host), torch.full_like(subject.device, torch.nan)
-    keys_before = subject.device.clone()
     for chosen, rows, seq_lens, real in batches(subject):
         top_k = torch.full((rows.shape[0], TOPK // block), -1, dtype=torch.int32)
         expected = []
@@ -148,7 +148,6 @@ def test_blocks_of_keys_and_values(skip_io: bool) -> None:
         subject.check_state()
     if skip_io:
         assert bool(device_values.isnan().all())
-        assert bool(keys_before.isnan().any())
 
 
 def test_page_padded_pools_of_deepseek_v4() -> None:
@@ -199,14 +198,11 @@ def test_speculative_steps(topk: int, scratch: int) -> None:
     free = subject.device.shape[0]
     subject.device = torch.cat([subject.device, torch.full((REQUESTS * scratch, *subject.row), torch.nan)])
     state = SimpleNamespace(
-        cache_index=torch.full((REQUESTS, 2, 4 * HOT), -1),
         cache_policy=torch.zeros(REQUESTS + 1, HOT, dtype=torch.int32),
         scratch_locs=(free + torch.arange(REQUESTS * scratch)).view(REQUESTS, scratch).int(),
-        scratch_state=torch.zeros(1, dtype=torch.int32),
     )
     owned = [set(subject.locs[r].tolist()) | set(state.scratch_locs[r].tolist()) for r in range(REQUESTS)]
     lengths = [4, HOT - 2, HOT, 30, 60, 80]
-    replayed = torch.full_like(subject.device, torch.nan)
     for trip in range(30):
         chosen = torch.randperm(REQUESTS, generator=subject.generator)[: 1 + trip % REQUESTS].tolist()
         rows = torch.tensor([*chosen, 0])
@@ -263,7 +259,6 @@ def test_speculative_steps(topk: int, scratch: int) -> None:
                 if token < lengths[request] and (lengths[request] > HOT or token < lengths[request] - 1):
                     held = subject.device[subject.locs[request, slot].long()]
                     assert torch.equal(held, subject.host[subject.host_locs[request, token]])
-    assert replayed.isnan().all()
 
 
 def test_misses_can_fly_while_hits_are_attended() -> None:
@@ -315,4 +310,3 @@ def test_what_cannot_be_right_is_refused() -> None:
     subject.host_locs[1, 45] = -1
     with pytest.raises(MountError, match="1 wanted tokens are neither in the hot buffer nor in host memory"):
         swap(tokens, item_size_bytes=20, num_top_k=TOPK, **arguments)
-    assert subject.tokens.shape[1] - HOT == PAGE_TOKENS

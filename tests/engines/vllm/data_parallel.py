@@ -3,7 +3,8 @@
     python -m tests.engines.vllm.data_parallel MODEL [--options JSON] [--rank-environment JSON]
 
 The ranks generate different numbers of tokens, so that one of them runs dummy batches for the other.
-`--options` are keyword arguments of `vllm.LLM`. `--rank-environment` is a list of two objects: variables that only this rank has.
+`--options` are keyword arguments of `vllm.LLM`. `--rank-environment` is a list of two objects: variables that only this
+rank has.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from baige_device.ops.moe_dispatch.contract import LAYOUTS
 from baige_device.registry.offers import Need
 from baige_device.registry.resolve import resolve
 from baige_device.testing import RankOptions, open_backend, run_ranks
-from tests.unit.dist import run_ranks as spawn_ranks
+from tests.unit.dist import spawn_ranks
 
 Chip = kunlun_emulator.STATE.__class__
 _TESTS = SITE.parent.parent
