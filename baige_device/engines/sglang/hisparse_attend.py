@@ -77,8 +77,9 @@ class HiSparseRows:
 
     def _swap_in(self, topk: Tensor, layer_id: int, forward_batch: Any) -> Tensor:
         requests = forward_batch.req_pool_indices
+        # The coordinator's tables hold the layers of this pipeline stage, the first one at 0.
         rows = self._coordinator.swap_in_selected_pages(
-            requests, forward_batch.seq_lens, topk[: requests.shape[0]], layer_id
+            requests, forward_batch.seq_lens, topk[: requests.shape[0]], layer_id - self._pool.start_layer
         )
         return _padded(rows, topk.shape[0], -1)
 

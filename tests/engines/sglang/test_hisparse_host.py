@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,3 +147,21 @@ def test_sglangs_refusal_is_lifted_for_one_pool_only() -> None:
     for other in ("the DeepSeek-V4 KV pool", "the MiniMax sparse-index KV pool", "the CP layer-split DSA KV pool"):
         with pytest.raises(NotImplementedError, match=other):
             refuse(Outside(), subsystem=other)
+
+
+def test_layers_of_a_pipeline_stage_are_counted_from_its_first() -> None:
+    from baige_device.engines.sglang.hisparse_attend import HiSparseRows
+
+    swapped: list[int] = []
+
+    def swap_in(requests: torch.Tensor, seq_lens: torch.Tensor, topk: torch.Tensor, layer: int) -> torch.Tensor:
+        swapped.append(layer)
+        return topk + 100
+
+    coordinator = SimpleNamespace(device="cpu", swap_in_selected_pages=swap_in)
+    subject = HiSparseRows(coordinator, SimpleNamespace(start_layer=5), overlap=False)
+    step = SimpleNamespace(req_pool_indices=torch.tensor([3]), seq_lens=torch.tensor([9]))
+    topk = torch.tensor([[4, 7], [1, 1]])  # the second token pads the step
+    attended = subject.attend(lambda rows: (rows, rows), lambda *parts: parts[:2], topk, 6, step)
+    assert swapped == [1]
+    assert attended.tolist() == [[104, 107], [-1, -1]]
