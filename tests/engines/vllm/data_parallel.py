@@ -27,7 +27,9 @@ PATIENCE_S = 330
 GRACE_S = 8
 
 
-def rank_main(rank: int, port: int, model: str, options: dict[str, Any], environment: dict[str, str]) -> None:
+def rank_main(
+    rank: int, port: int, model: str, options: dict[str, Any], environment: dict[str, str], answers: Any
+) -> None:
     os.environ.update(environment)
     os.environ.update(
         VLLM_DP_RANK=str(rank),
@@ -41,7 +43,7 @@ def rank_main(rank: int, port: int, model: str, options: dict[str, Any], environ
     )
     status = 0
     try:
-        serve(rank, model, options)
+        answers.put(serve(rank, model, options))
     except BaseException:
         traceback.print_exc()
         status = 1
@@ -50,7 +52,7 @@ def rank_main(rank: int, port: int, model: str, options: dict[str, Any], environ
     os._exit(status)  # the host's rank processes can hang in interpreter shutdown
 
 
-def serve(rank: int, model: str, options: dict[str, Any]) -> None:
+def serve(rank: int, model: str, options: dict[str, Any]) -> str:
     import torch
 
     torch.set_num_threads(1)
@@ -65,9 +67,9 @@ def serve(rank: int, model: str, options: dict[str, Any]) -> None:
     tokens = generate(llm, cases(model)[rank::RANKS], TOKENS[rank])
     report = llm.collective_rpc("baige_report")
     gathered = llm.collective_rpc(check_collectives)
-    print("ANSWER " + json.dumps({"rank": rank, "tokens": tokens, "reports": report, "gathered": gathered}), flush=True)
     time.sleep(2)  # the other rank may still be in a collective with this one
     llm.llm_engine.engine_core.shutdown()
+    return json.dumps({"rank": rank, "tokens": tokens, "reports": report, "gathered": gathered})
 
 
 def check_collectives(worker: Any) -> dict[str, Any]:
@@ -92,8 +94,9 @@ def main() -> int:
     arguments = parser.parse_args()
     port = free_port()
     context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
     ranks = [
-        context.Process(target=rank_main, args=(rank, port, arguments.model, arguments.options, environment))
+        context.Process(target=rank_main, args=(rank, port, arguments.model, arguments.options, environment, answers))
         for rank, environment in enumerate(arguments.rank_environment)
     ]
     for process in ranks:
@@ -102,6 +105,8 @@ def main() -> int:
     for process in ranks:
         if process.is_alive():
             process.kill()
+    while not answers.empty():  # printed here, since long lines of two processes would mix
+        print("ANSWER " + answers.get(), flush=True)
     return max(abs(process.exitcode or 0) for process in ranks)
 
 
