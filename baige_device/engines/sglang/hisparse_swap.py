@@ -91,7 +91,7 @@ def load_cache_to_device_buffer_mla(
     skip_io: bool = False,
 ) -> None:
     """Swap one layer's top-k tokens `[B, K]` into the hot buffers; their device rows go to `top_k_device_locs`."""
-    pairs = [(_items(host_cache, item_size_bytes), _items(device_buffer, item_size_bytes))]
+    pairs = _token_pairs(host_cache, device_buffer, item_size_bytes)
     tables = Tables(device_buffer_tokens, device_buffer_locs, host_cache_locs, lru_slots[:, :hot_buffer_size])
     step = make_step(top_k_tokens[:, :num_top_k], req_pool_indices, seq_lens, num_real_reqs)
     resolved = _swap(tables, step, pairs, top_k_device_locs, skip_io)
@@ -121,7 +121,7 @@ def load_cache_to_device_buffer_dsv4_mla(
     skip_io: bool = False,
 ) -> None:
     """The same for DeepSeek V4's page-padded C4 pools, whose tokens are a value and a scale apart."""
-    pairs = list(zip(dsv4_rows(host_cache), dsv4_rows(device_buffer), strict=True))
+    pairs = _dsv4_pairs(host_cache, device_buffer)
     tables = Tables(device_buffer_tokens, device_buffer_locs, host_cache_locs, lru_slots[:, :hot_buffer_size])
     step = make_step(top_k_tokens[:, :num_top_k], req_pool_indices, seq_lens, num_real_reqs)
     resolved = _swap(tables, step, pairs, top_k_device_locs, skip_io)
@@ -154,8 +154,8 @@ def load_blocks_to_device_buffer_mha(
     blocks = top_k_blocks.int()[:, :, None]
     tokens = torch.where(blocks < 0, -1, blocks * sparse_block_size + offsets).flatten(1)
     pairs = [
-        (_items(host_cache_k, item_size_bytes), _items(device_buffer_k, item_size_bytes)),
-        (_items(host_cache_v, item_size_bytes), _items(device_buffer_v, item_size_bytes)),
+        *_token_pairs(host_cache_k, device_buffer_k, item_size_bytes),
+        *_token_pairs(host_cache_v, device_buffer_v, item_size_bytes),
     ]
     tables = Tables(device_buffer_tokens, device_buffer_locs, host_cache_locs, lru_slots[:, :hot_buffer_size])
     step = make_step(tokens, req_pool_indices, seq_lens, num_real_reqs)
@@ -180,9 +180,9 @@ def copy_cache_planned_mla(
     if skip_io:
         return
     if is_dsv4_layout:
-        pairs = list(zip(dsv4_rows(host_cache), dsv4_rows(device_buffer), strict=True))
+        pairs = _dsv4_pairs(host_cache, device_buffer)
     else:
-        pairs = [(_items(host_cache, item_size_bytes), _items(device_buffer, item_size_bytes))]
+        pairs = _token_pairs(host_cache, device_buffer, item_size_bytes)
     rows = torch.arange(miss_count.shape[0], device=miss_count.device)
     counts = torch.where(rows < num_real_reqs, miss_count, 0)
     copy_misses(pairs, miss_src, miss_dst, counts)
@@ -249,6 +249,14 @@ def _record(resolved: Resolved, miss_src: Tensor | None, miss_dst: Tensor | None
     miss_src[:, :width] = resolved.miss_src
     miss_dst[:, :width] = resolved.miss_dst
     miss_count.copy_(resolved.miss_counts)
+
+
+def _token_pairs(host_cache: Tensor, device_buffer: Tensor, item_size_bytes: int) -> list[Pair]:
+    return [(_items(host_cache, item_size_bytes), _items(device_buffer, item_size_bytes))]
+
+
+def _dsv4_pairs(host_cache: Tensor, device_buffer: Tensor) -> list[Pair]:
+    return list(zip(dsv4_rows(host_cache), dsv4_rows(device_buffer), strict=True))
 
 
 def _items(pool: Tensor, item_size_bytes: int) -> Tensor:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from baige_device.engines.vllm.process import activate_process, engine_settings
+from baige_device.engines.vllm.options import engine_settings
+from baige_device.engines.vllm.process import activate_process
 from baige_device.errors import MountError
 from baige_device.registry.offers import Need
 from baige_device.registry.table import OpTable

@@ -17,7 +17,7 @@ from baige_device.optimizations.active import active_optimizations
 from baige_device.registry.offers import Need
 from baige_device.registry.table import OpTable
 
-__all__ = ["activate_process", "engine_settings", "op_table"]
+__all__ = ["activate_process", "op_table"]
 
 _active: Activation | None = None
 
