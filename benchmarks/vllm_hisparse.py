@@ -1,15 +1,18 @@
 """Decode steps in real vLLM 0.33 on an NVIDIA GPU: its own kernels and HiSparse against ours, in DeepSeek-V3.2's shape.
 
-    python benchmarks/vllm_hisparse.py VARIANT --cases 8x20000,64x20000 [--steps 32] [--eager] [--gpu-kv-gib 4]
-        [--drift 0.75] [--equality 4x12000] [--profile] [--out RESULT.json]
+    python benchmarks/vllm_hisparse.py VARIANT --cases 64x20000,8x20000x3 [--layers 4] [--steps 32] [--eager]
+        [--gpu-kv-gib 4] [--drift 0.75] [--equality 4x12000] [--profile] [--out RESULT.json]
 
-One engine start (about half a minute) runs all cases, REQUESTSxCONTEXT each, of distinct random prompts. A decode step
-is the time between two schedules that hold one token of every request. Progress goes to stderr; the last line of stdout
-is one JSON object:
+One engine start (about half a minute) runs all cases, REQUESTSxCONTEXT[xRUNS] each, of distinct random prompts. A
+decode step is the time between two schedules that hold one token of every request; `decode_ms` is the median of the
+runs' medians, which `decode_ms_runs` lists. The first case is run once before anything is measured: in a process's
+first few hundred steps the host's Python takes a millisecond more a step, in every variant; so let the first case be a
+large one. Progress goes to stderr; the last line of stdout is one JSON object:
 
-    {"variant", "settings", "capacity": {"context", "concurrency", "steady_concurrency", "gpu_kv_gib", "blocks"},
-     "cases": [{"requests", "context", "prefill_s", "decode_ms", "decode_ms_p90", "running", "hits", "misses",
-                "peak_gib", "tokens", "digest", "schedule", "profile": {...}}],
+    {"variant", "settings", "host": {what vLLM decided},
+     "capacity": {"context", "concurrency", "steady_concurrency", "gpu_kv_gib", "blocks"},
+     "cases": [{"requests", "context", "prefill_s", "decode_ms", "decode_ms_runs", "decode_ms_p90", "running", "hits",
+                "misses", "peak_gib", "tokens", "digest", "schedule", "profile": {...}}],
      "equality": [{... of two runs}]}
 
 `tokens` are the first ones of each request. `--compare RESULT.json` adds where each request first differs from that
@@ -40,12 +43,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
-from vllm_model import CONFIG, LAYERS, slow_drift, use_variance_keeping_weights, write_config
+from vllm_model import CONFIG, slow_drift, use_variance_keeping_weights, write_config
+from vllm_watch import Profiler, Steps
 
 PAGE, ROW_BYTES, INDEX_BYTES, HOT_TOKENS = 64, 656, 132, 4096
 PAGE_BYTES = PAGE * ROW_BYTES
@@ -72,45 +76,11 @@ def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class Steps:
-    """Watches the scheduler: when it was called, and for which batch."""
-
-    def __init__(self, core: Any) -> None:
-        self.requests = 0
-        self.batches = hashlib.sha256()
-        self.full: list[float] = []
-        self.most_running = 0
-        self.on_full: Callable[[int], None] = lambda count: None
-        schedule = core.scheduler.schedule
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            now = time.perf_counter()
-            output = schedule(*args, **kwargs)
-            tokens = output.num_scheduled_tokens
-            self.most_running = max(self.most_running, len(tokens))
-            self.batches.update(json.dumps(list(tokens.values())).encode())
-            if self.requests and len(tokens) == self.requests == output.total_num_scheduled_tokens:
-                self.full.append(now)
-                self.on_full(len(self.full))
-            elif output.total_num_scheduled_tokens:
-                self.full.clear()  # a window of full batches is unbroken
-            return output
-
-        core.scheduler.schedule = watched
-
-    def begin(self, requests: int) -> None:
-        self.requests, self.most_running = requests, 0
-        self.batches = hashlib.sha256()
-        self.full.clear()
-
-    def milliseconds(self) -> list[float]:
-        return [1000 * (after - before) for before, after in zip(self.full, self.full[1:], strict=False)]
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variant", choices=sorted(VARIANTS))
-    parser.add_argument("--cases", default="8x20000", help="REQUESTSxCONTEXT, comma separated; empty: capacity only")
+    parser.add_argument("--cases", default="8x20000", help="REQUESTSxCONTEXT[xRUNS], ...; empty: capacity only")
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=32, help="full decode steps measured")
     parser.add_argument("--warmup", type=int, default=6, help="full decode steps before them")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
@@ -126,10 +96,16 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def cases_of(text: str) -> list[tuple[int, int]]:
-    return [
-        (int(requests), int(context)) for requests, context in (case.split("x") for case in text.split(",") if case)
-    ]
+class Case(NamedTuple):
+    """`requests` of `context` tokens each, `runs` times."""
+
+    requests: int
+    context: int
+    runs: int = 1
+
+
+def cases_of(text: str) -> list[Case]:
+    return [Case(*map(int, case.split("x"))) for case in text.split(",") if case]
 
 
 def decode_tokens(requests: int, context: int, window: int) -> int:
@@ -137,27 +113,27 @@ def decode_tokens(requests: int, context: int, window: int) -> int:
     return -(-requests * context // BUDGET_TOKENS) * 2 + window + 16
 
 
-def device_kv_bytes(cases: list[tuple[int, int]], window: int) -> int:
+def device_kv_bytes(cases: Sequence[Case], window: int, layers: int) -> int:
     """What HiSparse needs on the device for the largest case when no context stays there.
 
     Pages of index keys and of hot buffers, the tails being written, and the pages of two batches of prompts in flight.
     A page of any kind takes one block of the pool.
     """
     most = 0
-    for requests, context in cases:
+    for requests, context, _ in cases:
         index = -(-(context + decode_tokens(requests, context, window)) // PAGE)
-        hot = LAYERS * (HOT_TOKENS // PAGE + 4)
+        hot = layers * (HOT_TOKENS // PAGE + 4)
         most = max(most, requests * (index + hot))
-    in_flight = LAYERS * 2 * BUDGET_TOKENS // PAGE
+    in_flight = layers * 2 * BUDGET_TOKENS // PAGE
     return int((most + 1.25 * in_flight) * PAGE_BYTES * 1.08)
 
 
 def make_engine(args: argparse.Namespace, folder: Path) -> Any:
     cases = cases_of(args.cases) + cases_of(args.equality)
     window = args.warmup + args.steps + (40 if args.profile else 0)
-    length = max([c + decode_tokens(r, c, window) for r, c in cases], default=0)
+    length = max([c + decode_tokens(r, c, window) for r, c, _ in cases], default=0)
     length = max(length, args.capacity_context + 1)
-    requests = max((r for r, _ in cases), default=1)
+    requests = max((case.requests for case in cases), default=1)
     use_variance_keeping_weights()
     from vllm import LLM
     from vllm.config import KVTransferConfig
@@ -166,9 +142,9 @@ def make_engine(args: argparse.Namespace, folder: Path) -> Any:
     options: dict[str, Any] = {"attention_config": {"backend": "FLASHMLA_SPARSE"}}
     gpu_bytes = int(args.gpu_kv_gib * 2**30)
     if hisparse:
-        host = max((r * (c + decode_tokens(r, c, window) + PAGE) for r, c in cases), default=0)
-        host_gib = args.host_kv_gib or max(1.0, max(host, 2 * length) * LAYERS * ROW_BYTES * 1.1 / 2**30)
-        gpu_bytes = gpu_bytes or device_kv_bytes(cases, window)
+        host = max((r * (c + decode_tokens(r, c, window) + PAGE) for r, c, _ in cases), default=0)
+        host_gib = args.host_kv_gib or max(1.0, max(host, 2 * length) * args.layers * ROW_BYTES * 1.1 / 2**30)
+        gpu_bytes = gpu_bytes or device_kv_bytes(cases, window, args.layers)
         options["attention_config"]["hisparse_config"] = {}
         options["kv_transfer_config"] = KVTransferConfig(
             kv_connector="HiSparseConnector",
@@ -179,7 +155,7 @@ def make_engine(args: argparse.Namespace, folder: Path) -> Any:
     if gpu_bytes:
         options["kv_cache_memory_bytes"] = gpu_bytes
         log(f"device KV {gpu_bytes / 2**30:.2f} GiB")
-    sizes = sorted({r for r, _ in cases_of(args.cases)})
+    sizes = sorted({case.requests for case in cases_of(args.cases)})
     graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
     return LLM(
         model=str(folder),
@@ -202,6 +178,17 @@ def core_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core
 
 
+def host_settings(llm: Any) -> dict[str, str]:
+    """What the host has decided by itself and a comparison of step times depends on."""
+    config = llm.llm_engine.vllm_config
+    return {
+        "async_scheduling": str(config.scheduler_config.async_scheduling),
+        "v2_model_runner": str(config.use_v2_model_runner),
+        "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
+        "executor": type(core_of(llm).model_executor).__name__,
+    }
+
+
 def index_groups(llm: Any) -> list[Any]:
     """HiSparse's groups of layers with one resolution each."""
     forward = llm.llm_engine.vllm_config.compilation_config.static_forward_context
@@ -221,6 +208,21 @@ def prompt(request: int, context: int) -> list[int]:
     return torch.randint(10, CONFIG["vocab_size"], (context,), generator=generator).tolist()
 
 
+def settle(llm: Any, pool: Any) -> None:
+    """Run small requests until the blocks of aborted ones are back: copies in flight hold them for some steps."""
+    from vllm import SamplingParams
+
+    engine, before = llm.llm_engine, -1
+    for number in range(16):
+        if pool.get_num_free_blocks() == before:
+            return
+        before = pool.get_num_free_blocks()
+        params = SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False)
+        engine.add_request(f"settle-{number}", {"prompt_token_ids": [10]}, params)
+        while engine.has_unfinished_requests():
+            engine.step()
+
+
 @contextlib.contextmanager
 def room_for(llm: Any, requests: int, context: int, args: argparse.Namespace) -> Iterator[None]:
     """Under HiSparse, hold back the device blocks that the case would fill with context of its own."""
@@ -229,8 +231,10 @@ def room_for(llm: Any, requests: int, context: int, args: argparse.Namespace) ->
         return
     pool = core_of(llm).scheduler.kv_cache_manager.coordinator.block_pool
     window = args.warmup + args.steps + (40 if args.profile else 0)
-    spare = pool.get_num_free_blocks() - device_kv_bytes([(requests, context)], window) // PAGE_BYTES
+    settle(llm, pool)
+    spare = pool.get_num_free_blocks() - device_kv_bytes([Case(requests, context)], window, args.layers) // PAGE_BYTES
     held = pool.get_new_blocks(max(0, spare))
+    log(f"{requests}x{context}: {pool.get_num_free_blocks()} of {pool.num_gpu_blocks} device blocks left")
     try:
         yield
     finally:
@@ -271,6 +275,22 @@ def run_equality(llm: Any, steps: Steps, requests: int, context: int, args: argp
     second["first_difference_to_itself"] = differences(first["tokens"], second["tokens"])
     second["same_schedule_as_itself"] = first["schedule"] == second["schedule"]
     return second
+
+
+def run_repeatedly(llm: Any, steps: Steps, case: Case, args: argparse.Namespace, last: bool) -> dict[str, Any]:
+    """A case's first run, with the step times of all its runs; the last one is profiled."""
+    results = [
+        run_case(llm, steps, case.requests, case.context, args, last and run == case.runs - 1, salt=f"r{run}")
+        for run in range(case.runs)
+    ]
+    kept, medians = results[0], [result["decode_ms"] for result in results]
+    kept["decode_ms_runs"] = medians
+    if None not in medians:
+        kept["decode_ms"] = statistics.median(medians)
+        kept["decode_ms_p90"] = statistics.median(result["decode_ms_p90"] for result in results)
+    if "profile" in results[-1]:
+        kept["profile"] = results[-1]["profile"]
+    return kept
 
 
 def run_case(
@@ -332,72 +352,6 @@ def run_case(
     return result
 
 
-class Profiler:
-    """Some steps under torch's profiler, then some under cProfile."""
-
-    DEVICE_STEPS, HOST_STEPS = 4, 24
-
-    def __init__(self, begin: int) -> None:
-        self.steps = self.DEVICE_STEPS + self.HOST_STEPS + 4
-        self.begin = begin
-        self.device: Any = None
-        self.host: Any = None
-
-    def at(self, count: int) -> None:
-        import cProfile
-
-        import torch
-        from torch.profiler import ProfilerActivity, profile
-
-        step = count - self.begin
-        if step == 1:
-            torch.cuda.synchronize()
-            self.device = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
-            self.device.__enter__()
-        elif step == 1 + self.DEVICE_STEPS:
-            torch.cuda.synchronize()
-            self.device.__exit__(None, None, None)
-        elif step == 2 + self.DEVICE_STEPS:
-            self.host = cProfile.Profile()
-            self.host.enable()
-        elif step == 2 + self.DEVICE_STEPS + self.HOST_STEPS:
-            self.host.disable()
-
-    def report(self) -> dict[str, Any]:
-        import pstats
-
-        from torch.autograd import DeviceType
-
-        if self.device is None or self.host is None:
-            return {}
-        events = [event for event in self.device.key_averages() if event.device_type == DeviceType.CUDA]
-        events.sort(key=lambda event: -event.self_device_time_total)
-        kernels = [
-            {
-                "kernel": event.key[:90],
-                "us_a_step": round(event.self_device_time_total / self.DEVICE_STEPS, 1),
-                "launches_a_step": round(event.count / self.DEVICE_STEPS, 1),
-            }
-            for event in events[:28]
-        ]
-        stats = pstats.Stats(self.host).stats  # type: ignore[attr-defined]
-        rows = sorted(stats.items(), key=lambda item: -item[1][3])
-        functions = [
-            {
-                "function": f"{'/'.join(file.split('/')[-2:])}:{line} {name}",
-                "ms_a_step": round(1000 * cumulative / self.HOST_STEPS, 3),
-                "own_ms_a_step": round(1000 * own / self.HOST_STEPS, 3),
-                "calls_a_step": round(calls / self.HOST_STEPS, 1),
-            }
-            for (file, line, name), (_, calls, own, cumulative, _) in rows[:90]
-        ]
-        return {
-            "device_us_a_step": round(sum(event.self_device_time_total for event in events) / self.DEVICE_STEPS, 1),
-            "kernels": kernels,
-            "python": functions,
-        }
-
-
 def capacity(llm: Any, hisparse: bool) -> dict[str, Any]:
     """How many requests of the longest context fit, by the host's own arithmetic."""
     from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
@@ -440,8 +394,12 @@ def save(result: dict[str, Any], path: Path | None) -> None:
         path.write_text(json.dumps(result))
 
 
-def keep(kind: str, case: dict[str, Any], cases: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+def keep(
+    kind: str, case: dict[str, Any], cases: list[dict[str, Any]], others: list[dict[str, Any]], hisparse: bool
+) -> None:
     compare(case, others)
+    if hisparse and not case["hits"]:
+        log("NOTHING SWAPPED: every page stayed on the device")
     log(f"{kind} " + json.dumps({key: value for key, value in case.items() if key not in ("tokens", "profile")}))
     cases.append(case)
 
@@ -459,10 +417,11 @@ def main() -> None:
         os.environ.setdefault(name, value)
     begin = time.perf_counter()
     result: dict[str, Any] = {"variant": args.variant, "settings": {**VARIANTS[args.variant], "drift": args.drift}}
-    result["settings"]["eager"] = args.eager
-    llm = make_engine(args, write_config(Path(tempfile.mkdtemp()) / "model"))
+    result["settings"] |= {"eager": args.eager, "layers": args.layers}
+    llm = make_engine(args, write_config(Path(tempfile.mkdtemp()) / "model", args.layers))
     result["start_s"] = round(time.perf_counter() - begin, 1)
     hisparse = "hisparse" in args.variant
+    result["host"] = host_settings(llm)
     result["tied_layers"] = llm.apply_model(lambda model: slow_drift(model, args.drift))[0]
     result["capacity"] = capacity(llm, hisparse)
     log(json.dumps(result))
@@ -470,22 +429,25 @@ def main() -> None:
     other = json.loads(args.compare.read_text()) if args.compare and args.compare.exists() else {}
     result["cases"], result["equality"] = [], []
     todo = cases_of(args.cases)
-    for number, (requests, context) in enumerate(todo):
+    for case in todo[:1]:
+        with room_for(llm, case.requests, case.context, args):
+            run_case(llm, steps, case.requests, case.context, args, last=False, salt="warm-up")
+    for number, case in enumerate(todo):
         if time.perf_counter() - begin > args.budget_s:
-            log(f"no time for {requests}x{context}")
+            log(f"no time for {case.requests}x{case.context}")
             break
-        with room_for(llm, requests, context, args):
-            case = run_case(llm, steps, requests, context, args, last=number == len(todo) - 1)
-        keep("CASE", case, result["cases"], other.get("cases", []))
+        with room_for(llm, case.requests, case.context, args):
+            found = run_repeatedly(llm, steps, case, args, last=number == len(todo) - 1)
+        keep("CASE", found, result["cases"], other.get("cases", []), hisparse)
         save(result, args.out)
-    for requests, context in cases_of(args.equality):
+    for requests, context, _ in cases_of(args.equality):
         if time.perf_counter() - begin <= args.budget_s:
-            case = run_equality(llm, steps, requests, context, args)
-            keep("EQUALITY", case, result["equality"], other.get("equality", []))
+            found = run_equality(llm, steps, requests, context, args)
+            keep("EQUALITY", found, result["equality"], other.get("equality", []), hisparse)
     save(result, args.out)
-    for case in result["cases"] + result["equality"]:
-        case.pop("tokens")
-        case.pop("profile", None)
+    for found in result["cases"] + result["equality"]:
+        found.pop("tokens")
+        found.pop("profile", None)
     print(json.dumps(result), flush=True)
     os._exit(0)  # unpinning and engine shutdown take longer than a case
 

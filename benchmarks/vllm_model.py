@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-__all__ = ["LAYERS", "slow_drift", "use_variance_keeping_weights", "write_config"]
+__all__ = ["CONFIG", "slow_drift", "use_variance_keeping_weights", "write_config"]
 
-LAYERS = 4
 HEADS, HEAD_SIZE, ROPE = 64, 128, 64
 
 CONFIG: dict[str, Any] = {
@@ -28,7 +27,6 @@ CONFIG: dict[str, Any] = {
     "hidden_size": 7168,
     "intermediate_size": 18432,
     "moe_intermediate_size": 2048,
-    "num_hidden_layers": LAYERS,
     "num_attention_heads": 128,
     "num_key_value_heads": 128,
     "q_lora_rank": 1536,
@@ -44,7 +42,6 @@ CONFIG: dict[str, Any] = {
     "num_experts_per_tok": 8,
     "n_group": 8,
     "topk_group": 4,
-    "first_k_dense_replace": LAYERS,
     "moe_layer_freq": 1,
     "routed_scaling_factor": 2.5,
     "norm_topk_prob": True,
@@ -63,10 +60,11 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def write_config(folder: Path) -> Path:
-    """Write `config.json`; four dense layers, since experts play no part in attention or KV."""
+def write_config(folder: Path, layers: int) -> Path:
+    """Write `config.json`; dense layers, since experts play no part in attention or KV."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=1))
+    config = CONFIG | {"num_hidden_layers": layers, "first_k_dense_replace": layers}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder
 
 

@@ -2,10 +2,10 @@
 # Variants of vllm_hisparse.py in a row on one H200, each under a time limit.
 #   bash benchmarks/vllm_runs.sh swap|graph|eager|ops|large|capacity OUT_FOLDER
 # Engine starts take half a minute; the first one also waits a minute for DeepGEMM's kernels. CASES and LARGE are lists of
-# REQUESTSxCONTEXT, ONLY a list of names to run. See pack_vllm.py for PYTHONPATH.
+# REQUESTSxCONTEXT[xRUNS], ONLY a list of names to run. See pack_vllm.py for PYTHONPATH.
 set -u
 part=$1 out=$2
-cases=${CASES:-8x20000,32x20000}
+cases=${CASES:-32x20000,16x60000,8x20000x3}
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_USE_FLASHINFER_SAMPLER=0 TQDM_DISABLE=1
 export CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} VLLM_LOGGING_LEVEL=${VLLM_LOGGING_LEVEL:-WARNING}
 mkdir -p "$out"
@@ -17,7 +17,7 @@ run() { # name, seconds, arguments
   timeout -k 5 "$limit" python3 benchmarks/vllm_hisparse.py "$@" --out "$out/$name.json" >"$out/$name.out" 2>"$out/$name.err"
   local status=$?
   echo "== $name: exit code $status, $((SECONDS - begin)) s"
-  grep -h "^CASE\|^EQUALITY\|host pool\|device KV" "$out/$name.err"
+  grep -h "^CASE\|^EQUALITY\|^NOTHING\|host pool\|device KV\|blocks left" "$out/$name.err"
   [ $status -ne 0 ] && grep -v "^\s*$" "$out/$name.err" | tail -n 12 | cut -c1-300
 }
 
@@ -27,21 +27,21 @@ case $part in
   swap)
     timeout 60 python3 benchmarks/vllm_swap.py --requests 8,64 --context 60000 --hit-rate 0.9 "$out/swap.json" ;;
   graph)
-    run native 150 native --cases "$cases" $(same) --profile
-    run native-hisparse 90 native-hisparse --cases "$cases" $(same) --profile --compare "$out/native.json"
-    run ours 80 ours --cases "$cases" $(same) --profile --compare "$out/native.json"
-    run ours-hisparse 80 ours-hisparse --cases "$cases" $(same) --profile --compare "$out/ours.json"
-    run ours-hisparse-overlap 80 ours-hisparse-overlap --cases "$cases" $(same) --profile --compare "$out/ours.json" ;;
+    run native 180 native --cases "$cases" $(same) --profile
+    run native-hisparse 120 native-hisparse --cases "$cases" $(same) --profile --compare "$out/native.json"
+    run ours 120 ours --cases "$cases" $(same) --profile --compare "$out/native.json"
+    run ours-hisparse 120 ours-hisparse --cases "$cases" $(same) --profile --compare "$out/native-hisparse.json"
+    run ours-hisparse-overlap 120 ours-hisparse-overlap --cases "$cases" $(same) --profile --compare "$out/native-hisparse.json" ;;
   eager)
     for variant in native native-hisparse ours ours-hisparse; do
       run "$variant-eager" 120 "$variant" --cases 8x20000 --eager --profile
     done ;;
   ops)
     for variant in ours-off ours-portable ours-index; do
-      run "$variant" 110 "$variant" --cases 8x20000 --compare "$out/native.json"
+      run "$variant" 110 "$variant" --cases 8x20000x4 --compare "$out/native.json"
     done
     for variant in ours-hisparse-attention-off ours-hisparse-mirror-off ours-hisparse-swap-off; do
-      run "$variant" 110 "$variant" --cases 8x20000 --compare "$out/native-hisparse.json"
+      run "$variant" 110 "$variant" --cases 8x20000x4 --compare "$out/native-hisparse.json"
     done ;;
   large)
     for variant in native native-hisparse ours-hisparse ours-hisparse-overlap; do

@@ -5,14 +5,23 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from baige_device.backends.cuda.flash_attention_shapes import DTYPES, MLA_SIZES, head_sizes_fit
 from baige_device.registry.offers import DeviceInfo, Need, Offer, Tier, Verdict
 
 __all__ = ["attend_paged", "index_topk", "sparse_attention"]
 
 
 def attend_paged(device: DeviceInfo) -> list[Offer]:
-    """No tuned dense kernel is wired; the portable one serves."""
-    return []
+    """FlashAttention 3, for 16-bit types and the head sizes that it has kernels for."""
+    return [
+        Offer(
+            "baige_device.backends.cuda.flash_attention:attend_paged",
+            Tier.TUNED,
+            supports=_flash_attention_supports,
+            available=_flash_attention_available(),
+            facts={"library": "flash_attention_3", "graph_capturable": True},
+        )
+    ]
 
 
 def sparse_attention(device: DeviceInfo) -> list[Offer]:
@@ -33,6 +42,33 @@ def index_topk(device: DeviceInfo) -> list[Offer]:
     return []
 
 
+def _flash_attention_available() -> Verdict:
+    """Whether its op is there and the device is of the generation that it is built for."""
+    for package in ("torch", "triton"):
+        if importlib.util.find_spec(package) is None:
+            return Verdict.no(f"{package} is not installed")
+    from baige_device.backends.cuda.flash_attention_library import find_flash_attention
+
+    found, reason = find_flash_attention()
+    return _hopper() if found else Verdict.no(f"FlashAttention 3 is not there: {reason}")
+
+
+def _flash_attention_supports(need: Need) -> Verdict:
+    """Judge by the keys that decide the kernel; see `baige_device/testing/needs.py`."""
+    dtype = need.params.get("dtype", DTYPES[0])
+    if dtype not in DTYPES:
+        return Verdict.no(f"FlashAttention needs dtype in {DTYPES}, not {dtype}")
+    if "head_size" in need.params:
+        size, mla = need.params["head_size"], need.params.get("mla", False)
+        v_size = need.params.get("v_head_size", MLA_SIZES[1] if mla else size)
+        if not head_sizes_fit(size, v_size, mla):
+            return Verdict.no(
+                "FlashAttention needs equal head sizes up to 256 in steps of 8, 192 with values of 128, or the "
+                f"latent of {MLA_SIZES[0]} with values of {MLA_SIZES[1]}, not {size} with {v_size}"
+            )
+    return Verdict.yes()
+
+
 def _flash_mla_available() -> Verdict:
     """Whether its kernels are there and the device is of the generation that they are built for."""
     if importlib.util.find_spec("torch") is None:
@@ -44,15 +80,18 @@ def _flash_mla_available() -> Verdict:
             "FlashMLA is not there: the package flash_mla is not installed (pip install sgl-flash-mla), and no engine "
             "has loaded its own build"
         )
+    return _hopper()
+
+
+def _hopper() -> Verdict:
+    """Both libraries' kernels are machine code of compute capability 9.0."""
     import torch
 
     if not torch.cuda.is_available():
         return Verdict.no("no CUDA device")
     capability = torch.cuda.get_device_capability()
     if capability != (9, 0):
-        return Verdict.no(
-            f"compute capability {capability[0]}.{capability[1]}; its kernels with 656-byte rows need 9.0"
-        )
+        return Verdict.no(f"compute capability {capability[0]}.{capability[1]}; its kernels need 9.0")
     return Verdict.yes()
 
 

@@ -16,6 +16,9 @@ __all__ = ["hot_cache_resolve"]
 
 _THREADS = 1024
 _STATIC_SHARED_BYTES = 15 * 1024
+_STREAM_FROM_ROWS = 64
+"""Rows from which tables and plans leave the L2 cache first, for the sake of the copy behind (docs/cuda.md, "Large
+pools"). It costs the lookup of a later step of the same layer 1 us, which fewer rows would not get back."""
 _INTEGERS = {torch.int16: "short", torch.int32: "int", torch.int64: "long long"}
 
 
@@ -99,7 +102,8 @@ def hot_cache_resolve(
             min(table // 2, max(16, 1 << (4 * wanted - 1).bit_length())),
         )
         shared_bytes = need if in_shared else 0
-        function = _function(device, keys.dtype, lru_slots.dtype, state_rows.dtype, shared_bytes)
+        streams = rows >= _STREAM_FROM_ROWS
+        function = _function(device, keys.dtype, lru_slots.dtype, state_rows.dtype, shared_bytes, streams)
         function.launch(rows, _THREADS, torch._C._cuda_getCurrentRawStream(device), params, shared_bytes)
     return plan
 
@@ -126,13 +130,16 @@ def _working_bytes(table: int, cached: int, wanted: int, key_bytes: int, slot_by
 
 
 @functools.lru_cache(maxsize=64)
-def _function(device: int, key: torch.dtype, slot: torch.dtype, state: torch.dtype, shared_bytes: int) -> Kernel:
+def _function(
+    device: int, key: torch.dtype, slot: torch.dtype, state: torch.dtype, shared_bytes: int, streams: bool
+) -> Kernel:
     macros: dict[str, str | int] = {
         "KEY": _INTEGERS[key],
         "SLOT": _INTEGERS[slot],
         "STATE": _INTEGERS[state],
         "THREADS": _THREADS,
         "IN_SHARED": int(shared_bytes > 0),
+        "STREAMS": int(streams),
     }
     function = kernel(device, "resolve_cache.cu", "resolve_cache", macros)
     if shared_bytes:

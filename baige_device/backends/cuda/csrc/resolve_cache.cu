@@ -6,6 +6,7 @@
 //   STATE        int or `long long`: type of state_rows
 //   THREADS      threads of a block, a multiple of 32, at most 1024
 //   IN_SHARED    1: the working set lies in shared memory; 0: in the workspace, one piece per row of the call
+//   STREAMS      1: what a step reads and writes once leaves the L2 cache first
 //
 // One row with its own state, the case of plain decoding, takes the short way (`resolve_one`): the wanted keys are put
 // in a hash table and the LRU list is walked once. Several rows of one state (speculative verification), or more keys
@@ -22,6 +23,26 @@ __device__ __forceinline__ void after_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// As ordinary lines, a large batch's tables and plans push out of the L2 cache the page tables that the copy behind reads
+// host memory by (docs/cuda.md, "Large pools").
+template <typename T>
+__device__ __forceinline__ T load_once(const T* address) {
+#if STREAMS
+  return __ldcs(address);
+#else
+  return *address;
+#endif
+}
+
+template <typename T>
+__device__ __forceinline__ void store_once(T* address, T value) {
+#if STREAMS
+  __stcs(address, value);
+#else
+  *address = value;
 #endif
 }
 
@@ -359,7 +380,7 @@ __device__ __forceinline__ void resolve_one(const Params& p, const Work& w, int 
     int rank = w.before[i >> 5] + __popc(w.unused[i >> 5] & below);
     bool unused = (unused_bits >> j) & 1;
     if (unused && rank < loaded) w.victims[rank] = order_batch[j];
-    lru[new_position(unused, rank, i, loaded, free_count, cached)] = order_batch[j];
+    store_once(lru + new_position(unused, rank, i, loaded, free_count, cached), order_batch[j]);
   }
   __syncthreads();
 #pragma unroll
@@ -371,11 +392,11 @@ __device__ __forceinline__ void resolve_one(const Params& p, const Work& w, int 
       slot = w.victims[i];
       loading = w.table[w.list[i]];
       w.value[w.list[i]] = (SLOT)slot;
-      slot_keys[slot] = loading;
+      store_once(slot_keys + slot, loading);
     }
     if (i < p.wanted) {
-      p.miss_keys[row * p.miss_keys_stride + i] = loading;
-      p.miss_slots[row * p.miss_slots_stride + i] = slot;
+      store_once(p.miss_keys + row * p.miss_keys_stride + i, loading);
+      store_once(p.miss_slots + row * p.miss_slots_stride + i, slot);
     }
   }
   if (tid == 0) p.miss_counts[row] = loaded;
@@ -383,7 +404,7 @@ __device__ __forceinline__ void resolve_one(const Params& p, const Work& w, int 
 #pragma unroll
   for (int j = 0; j < BATCH; j++) {
     int k = tid + j * THREADS;
-    if (k < p.wanted) p.slots[row * p.slots_stride + k] = place[j] >= 0 ? (int)w.value[place[j]] : -1;
+    if (k < p.wanted) store_once(p.slots + row * p.slots_stride + k, place[j] >= 0 ? (int)w.value[place[j]] : -1);
   }
 }
 
@@ -495,9 +516,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) resolve_cache(const Par
 #pragma unroll
   for (int j = 0; j < BATCH; j++) {
     int s = tid + j * THREADS;
-    held_batch[j] = s < p.cached ? slot_keys[s] : (KEY)-1;
-    order_batch[j] = s < p.cached ? lru[s] : (SLOT)0;
-    key_batch[j] = s < p.wanted ? p.keys[me * p.keys_stride + s] : (KEY)-1;
+    held_batch[j] = s < p.cached ? load_once(slot_keys + s) : (KEY)-1;
+    order_batch[j] = s < p.cached ? load_once(lru + s) : (SLOT)0;
+    key_batch[j] = s < p.wanted ? load_once(p.keys + me * p.keys_stride + s) : (KEY)-1;
   }
   fill((char*)w.table, p.table_one * (int)sizeof(KEY));
   fill((char*)w.value, p.table_one * (int)sizeof(SLOT));
