@@ -37,6 +37,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import statistics
@@ -374,9 +375,9 @@ def capacity(llm: Any, hisparse: bool) -> dict[str, Any]:
 
 
 def differences(mine: list[list[int]], theirs: list[list[int]]) -> list[int | None]:
-    """Where each request's tokens first differ; None: nowhere."""
+    """Where each request's tokens first differ, a shorter list at its end; None: nowhere."""
     return [
-        next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        next((at for at, (a, b) in enumerate(itertools.zip_longest(one, other)) if a != b), None)
         for one, other in zip(mine, theirs, strict=True)
     ]
 

@@ -45,7 +45,7 @@ case $part in
     done ;;
   large)
     for variant in native native-hisparse ours-hisparse ours-hisparse-overlap; do
-      run "$variant-large" 240 "$variant" --cases "${LARGE:-64x20000,64x60000}"
+      run "$variant-large" 240 "$variant" --cases "${LARGE:-64x20000,128x20000,32x60000}"
     done ;;
   capacity)
     run capacity-native 75 native --cases "" --gpu-kv-gib 4 --capacity-context 60000

@@ -27,7 +27,8 @@ __all__ = ["attend_paged"]
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 _SMALLEST_BLOCK = 64
 """It reads whole pages only where they are as large as its blocks of keys, and there are more rows than in a block."""
-_KEY_BLOCK = 128
+_BLOCK_ROWS = 128
+"""Of queries times heads, and of keys, that one block of its kernels takes, roughly: head sizes move it."""
 _SMALL_WINDOW_TOKENS = 256
 _SPLIT_BYTES = 256 << 20
 """Most memory for partial results, as in the portable kernel."""
@@ -164,11 +165,11 @@ def _splits(rows: int, groups: int, keys: int, window: int, outputs: int, device
     `rows` are the (query, head) pairs of the longest request and kv head: it may be alone in the batch. Its own rule
     bounds no memory: 3.8 GB for 256 requests of 8192 tokens with DeepSeek's latent.
     """
-    blocks = groups * -(-rows // _KEY_BLOCK)
+    blocks = groups * -(-rows // _BLOCK_ROWS)
     keys = min(keys, window + rows) if window else keys
-    if 5 * blocks >= 4 * processors(device) or keys <= 4 * _KEY_BLOCK:
+    if 5 * blocks >= 4 * processors(device) or keys <= 4 * _BLOCK_ROWS:
         return 1
-    most = min(processors(device) // blocks, -(-keys // _KEY_BLOCK), _SPLIT_BYTES // (4 * outputs), _MOST_SPLITS)
+    most = min(processors(device) // blocks, -(-keys // _BLOCK_ROWS), _SPLIT_BYTES // (4 * outputs), _MOST_SPLITS)
     return max(1, most)
 
 
