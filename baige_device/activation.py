@@ -14,7 +14,7 @@ from baige_device.record import ActivationRecord, compare_records, make_record
 from baige_device.registry.choice import Chosen, choose
 from baige_device.registry.manager import Source, load_backend
 from baige_device.registry.offers import DeviceInfo, Need
-from baige_device.registry.resolve import Resolution, resolve
+from baige_device.registry.resolve import Resolution, judge, resolve
 from baige_device.registry.table import OpTable
 from baige_device.settings import Settings, load_settings
 
@@ -42,11 +42,12 @@ class Activation:
 
         Raises:
             OpUnsupported: the bound implementation does not serve it, or the op is not bound.
+            BackendError: the implementation's `supports` raises.
         """
         resolution = self.resolutions[need.op]
         if resolution.chosen is None:
             raise OpUnsupported(need.op, self.record.backend, resolution.reason, need.describe())
-        verdict = resolution.chosen.offer.supports(need)
+        verdict = judge(resolution.chosen.backend, resolution.chosen.offer, need)
         if not verdict:
             tier = resolution.chosen.offer.tier.label
             raise OpUnsupported(need.op, self.record.backend, f"{tier}: {verdict.reason}", need.describe())
@@ -82,7 +83,8 @@ def activate(
     a text such as `vllm 0.33.0`; `candidates` replaces discovery (for tests and embedding).
 
     Raises:
-        BackendError: no backend can be chosen. OpUnsupported: a need cannot be served.
+        BackendError: no backend can be chosen, or the chosen one is faulty: a hook raises, an implementation cannot be
+            loaded or does not take the contract's arguments. OpUnsupported: a need cannot be served.
         ActivationError: `backend=off`, or this process is active with other settings.
     """
     global _current

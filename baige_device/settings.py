@@ -6,7 +6,6 @@ The file is `$BAIGE_CONFIG`; nothing is read when that is unset. In vLLM engine 
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import hashlib
 import json
@@ -34,7 +33,10 @@ ENV_PREFIX = "BAIGE_"
 _NESTED = "__"
 """Between the group and the field in an environment variable: `BAIGE_HISPARSE__HOT_TOKENS`."""
 _RESERVED_ENV = {"BAIGE_CONFIG", "BAIGE_CACHE"}
-"""Variables that are read outside `Settings`: where the file is, and where environments and models are cached."""
+"""Variables that are read outside `Settings`: where the file is, and where kernels, environments and models are."""
+_MOST_HOST_GIB = 1e6
+_MOST_HOT_TOKENS = 1 << 24
+"""Bounds beyond any machine and any model; they keep a slip of the finger from arithmetic that overflows."""
 
 
 class _Environment(EnvSettingsSource):
@@ -52,6 +54,7 @@ class HiSparseSettings(BaseModel):
     host_gib_per_node: float = Field(
         default=0,
         ge=0,
+        le=_MOST_HOST_GIB,
         allow_inf_nan=False,
         description="Pinned host memory for KV on one node, in GiB, split evenly over its local ranks; 0 is HiSparse "
         "off.",
@@ -59,6 +62,7 @@ class HiSparseSettings(BaseModel):
     hot_tokens: int = Field(
         default=0,
         ge=0,
+        le=_MOST_HOT_TOKENS,
         description="Tokens of a request that stay on the device, per layer; 0 is twice the model's top-k, in vLLM one "
         "top-k more for each speculated token.",
     )
@@ -179,35 +183,50 @@ def load_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
     """Read the settings of this process; `overrides` are engine options and win.
 
     Raises:
-        SettingsError: an unknown `BAIGE_*` variable or option (the near match is named), a bad value, or a
-            `$BAIGE_CONFIG` that does not exist or is no TOML.
+        SettingsError: an unknown `BAIGE_*` variable or option (the near match is named), a bad value, an op given
+            twice, or a `$BAIGE_CONFIG` that does not exist, is a folder, cannot be read or is no TOML.
     """
     _refuse_unknown(key for key in os.environ if key.startswith(ENV_PREFIX))
     path = os.environ.get("BAIGE_CONFIG")
-    if path and not Path(path).is_file():
-        raise SettingsError(f"BAIGE_CONFIG: expected a TOML file, got {path!r}, which does not exist")
     try:
+        if path:
+            _refuse_no_file(Path(path))
         return Settings(**_map_ops(overrides or {}))
     except ValidationError as error:
         raise SettingsError(_explain(error)) from error
+    except OSError as error:
+        raise SettingsError(f"BAIGE_CONFIG: {path!r} cannot be read: {error}") from error
     except ValueError as error:  # TOMLDecodeError, of tomllib or tomli
         raise SettingsError(f"BAIGE_CONFIG: {path!r} is no valid TOML: {error}") from error
 
 
+def _refuse_no_file(path: Path) -> None:
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
+        raise SettingsError(f"BAIGE_CONFIG: expected a TOML file, got {str(path)!r}, which {what}")
+
+
 def _map_ops(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A source's values with `ops` as a mapping; a text that is none stays, for the field's validator to explain."""
-    if isinstance(values.get("ops"), str):
-        with contextlib.suppress(ValueError):
-            return {**values, "ops": _parse_ops(values["ops"])}
-    return dict(values)
+    """A source's values with `ops` as a mapping."""
+    text = values.get("ops")
+    if not isinstance(text, str):
+        return dict(values)
+    try:
+        return {**values, "ops": _parse_ops(text)}
+    except ValueError as error:
+        raise SettingsError(f"setting ops: {error}, got {text!r}") from error
 
 
 def _parse_ops(value: str) -> dict[str, str]:
-    pairs = [part.strip() for part in value.split(",") if part.strip()]
-    for pair in pairs:
+    found: dict[str, str] = {}
+    for pair in (part.strip() for part in value.split(",") if part.strip()):
         if pair.count("=") != 1:
             raise ValueError(f"expected `op=tier[,op=tier...]`, got {pair!r}")
-    return {name.strip(): tier.strip() for name, tier in (pair.split("=") for pair in pairs)}
+        op, tier = (part.strip() for part in pair.split("="))
+        if op in found:
+            raise ValueError(f"op {op!r} is given twice, as {found[op]} and as {tier}")
+        found[op] = tier
+    return found
 
 
 def _refuse_unknown(names: Iterable[str]) -> None:

@@ -63,7 +63,8 @@ def settings_page() -> str:
         "merged field by field.\n\n"
         "| setting | environment | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n\n"
         "Two more variables are read outside these settings: `BAIGE_CONFIG` (path of the TOML file) and `BAIGE_CACHE` "
-        "(where development environments and the demo model are cached).\n\n"
+        "(where compiled CUDA kernels, development environments and the demo model are kept; by default "
+        "`~/.cache/baige-device`; with neither it nor a home directory each process compiles kernels anew).\n\n"
         'In vLLM, engine options come from `--additional-config \'{"baige": {"checks": "none"}}\'`.\n'
     )
 

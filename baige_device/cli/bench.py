@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from baige_device.cli.preflight import check_output, require_torch
+
 if TYPE_CHECKING:
     from baige_device.cli.bench_report import Result
 
@@ -22,8 +24,20 @@ def bench(
     """Time ops on this machine's GPU.
 
     Every case is verified before it is timed; a wrong result stops the run with exit status 1. Times are medians of
-    CUDA graph replays. Peers run on the same inputs in the same process. Exit status 2: no GPU, or nothing to time.
+    CUDA graph replays. Peers run on the same inputs in the same process. Exit status 2: no GPU, no torch, or nothing to
+    time. The benchmark files are in the repository, not in the wheel.
     """
+    if not any(cases.glob("bench_*.py")):
+        typer.echo(
+            f"bench: --cases: expected a folder with bench_*.py, got {cases}; they are in the repository, not in the "
+            "wheel: run in a checkout, or pass --cases",
+            err=True,
+        )
+        raise typer.Exit(2)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        check_output("--out", out.with_suffix(".json"))
+    require_torch("bench")
     import torch
 
     from baige_device.cli.bench_report import Report, collect, environment, print_row

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from baige_device.cli.preflight import check_output, require_torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -48,10 +50,12 @@ def conformance(
     """Test a backend against every op contract.
 
     Exit status 0: something passed and nothing failed. 1: a case failed (or was refused, with --forbid-refused).
-    2: the backend cannot be loaded, or an option is wrong. An op that the backend does not offer is `absent`.
+    2: the backend cannot be loaded, torch is missing, or an option is wrong. An op that is not offered is `absent`.
     """
-    if report is not None and (report.suffix == ".json" or not report.parent.is_dir()):
-        raise typer.BadParameter(f"--report: expected a Markdown file (.md) in a folder that exists, got {report}")
+    if report is not None and report.suffix == ".json":
+        raise typer.BadParameter(f"--report: expected a Markdown file (.md), got {report}")
+    check_output("--report", report)
+    require_torch("conformance")
     finished = _run(backend, plugin, op or [], tier, device, seed, ranks, share_device, large, measure)
     if report is not None:
         report.write_text(finished.markdown() + "\n", encoding="utf-8")
@@ -85,6 +89,8 @@ def _run(
     try:
         loaded, info = open_backend(backend, plugin)
         runner = Runner(loaded, info, seed=seed, tier=tier, large=large, torch_device=device)
+        if device:
+            _use(device)
         outcomes = _with_progress(f"{backend} (seed {seed})", _case_count(ops), lambda done: runner.run_all(ops, done))
     except (BackendError, KeyError, ValueError) as error:
         message = error.args[0] if isinstance(error, KeyError) else error  # str() of a KeyError adds quotes
@@ -103,6 +109,17 @@ def _run(
         ranks=ranks,
         measurements=_measure(runner, ops) if measure else (),
     )
+
+
+def _use(device: str) -> None:
+    """Raise `ValueError` unless a tensor can be made on the device that `--device` names."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # torch's own, a chip's plugin's, or AssertionError of a build without the device
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(f"device: {device!r} cannot be used here: {type(error).__name__}: {first}") from error
 
 
 def _case_count(ops: list[str]) -> int:

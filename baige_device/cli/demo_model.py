@@ -28,8 +28,14 @@ STEPS = 4
 
 
 def default_cache_dir() -> Path:
-    """Where environments and models are cached: ``BAIGE_CACHE``, else ``~/.cache/baige-device``."""
-    return Path(os.environ.get("BAIGE_CACHE") or Path.home() / ".cache" / "baige-device")
+    """Where environments and models are cached: ``BAIGE_CACHE``, else ``~/.cache/baige-device``.
+
+    Raises FileNotFoundError when there is no home directory either (containers with an arbitrary user id).
+    """
+    try:
+        return Path(os.environ.get("BAIGE_CACHE") or Path.home() / ".cache" / "baige-device")
+    except RuntimeError as error:
+        raise FileNotFoundError(f"demo model: nowhere to cache it: {error} Set BAIGE_CACHE or HOME") from error
 
 
 def prepare_smollm2(cache_dir: Path) -> Path:

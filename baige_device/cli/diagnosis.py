@@ -14,9 +14,9 @@ from baige_device.errors import BaigeError
 from baige_device.ops import OP_NAMES
 from baige_device.ops.host_alloc.limits import memlock_limit, memory_limits
 from baige_device.record import installed_versions
-from baige_device.registry.choice import Chosen, Survey, choose, survey
+from baige_device.registry.choice import Chosen, Survey, choose, survey, unanswered
 from baige_device.registry.manager import load_backend
-from baige_device.registry.resolve import resolve
+from baige_device.registry.resolve import Candidate, Resolution, resolve
 from baige_device.settings import Settings, load_settings
 
 __all__ = ["Diagnosis", "MissingTarget", "diagnose"]
@@ -88,9 +88,12 @@ def _diagnose_backends(found: Diagnosis, settings: Settings) -> None:
         except BaigeError as error:
             bare = settings.backend == "auto" and importlib.util.find_spec("torch") is None
             (found.notes if bare else found.problems).append(str(error))
-        except Exception as error:  # a hook of somebody's backend raises anything
+        except (Exception, SystemExit) as error:  # a hook of somebody's backend raises anything
             found.problems.append(f"backend {found.chosen!r}: {type(error).__name__}: {error}")
-    for item in survey():
+    surveyed = survey()
+    if settings.backend == "auto":
+        found.problems += unanswered(surveyed)
+    for item in surveyed:
         found.backends.append(
             {
                 "name": item.backend.name,
@@ -121,6 +124,9 @@ def _diagnose_ops(found: Diagnosis, settings: Settings, chosen: Chosen) -> None:
     )
     for op in OP_NAMES:
         resolution = resolutions[op]
+        broken = _broken_target(resolution)
+        if broken:
+            found.problems.append(broken)
         if resolution.chosen is None:
             found.absent[op] = resolution.reason
         found.ops[op] = [
@@ -128,11 +134,29 @@ def _diagnose_ops(found: Diagnosis, settings: Settings, chosen: Chosen) -> None:
                 "candidate": f"{item.backend} {item.offer.label}",
                 "tier": item.offer.tier.label,
                 "chosen": item is resolution.chosen,
-                "reason": item.refusal or (resolution.reason if item is resolution.chosen else "a better tier serves"),
+                "reason": _verdict(item, resolution, broken),
                 "facts": dict(item.offer.facts),
             }
             for item in resolution.candidates
         ]
+
+
+def _broken_target(resolution: Resolution) -> str:
+    """Load what would be bound, as activation does; its error, or ""."""
+    from baige_device.registry.table import load_target  # imports torch, which may be missing here
+
+    if resolution.chosen is not None:
+        try:
+            load_target(resolution.op, resolution.chosen)
+        except BaigeError as error:
+            return str(error)
+    return ""
+
+
+def _verdict(item: Candidate, resolution: Resolution, broken: str) -> str:
+    if item is resolution.chosen:
+        return broken or resolution.reason
+    return item.refusal or "a better tier serves"
 
 
 def _diagnose_engine(found: Diagnosis, name: str, ledger: Ledger, mounts: bool) -> None:

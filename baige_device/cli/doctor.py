@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from baige_device.cli.diagnosis import Diagnosis, MissingTarget, diagnose
+from baige_device.cli.preflight import check_output
 
 __all__ = ["doctor"]
 
@@ -26,6 +27,7 @@ def doctor(
     output: Annotated[Path | None, typer.Option(help="Write the JSON to a file as well.")] = None,
 ) -> None:
     """Show what baige-device detects and would do here. Exit status 1 if something that was asked for cannot work."""
+    check_output("--output", output)
     diagnosis = diagnose(mounts=mounts)
     text = json.dumps(diagnosis.as_dict(), indent=2, sort_keys=True, default=str)
     if output is not None:

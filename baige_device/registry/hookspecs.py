@@ -33,7 +33,8 @@ Offers: TypeAlias = Offer | Sequence[Offer] | None
 def baige_hardware() -> Verdict:  # type: ignore[empty-body]
     """Is hardware of this chip in the machine? Looks at device nodes only; loads no vendor library.
 
-    It decides how loud a failing probe is: with the hardware there it stops the start, without it is a debug line.
+    It decides how loud a failing probe is: with the hardware there it stops the start, without it is a debug line. A
+    backend that cannot say (no such hook, or a broken plugin) is a warning.
     """
 
 

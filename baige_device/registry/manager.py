@@ -55,7 +55,7 @@ class Backend:
         return self.error is not None
 
     def hardware(self) -> Verdict | None:
-        """The device-node check, or None when the backend is broken or has none."""
+        """The device-node check, or None when the backend is broken or has none; its exceptions propagate."""
         if self.broken or "baige_hardware" not in self.implemented:
             return None
         verdict: Verdict = self._answer("baige_hardware", Verdict)
@@ -73,10 +73,18 @@ class Backend:
         return [item for found in self.hooks.baige_findings(device=device) for item in found]
 
     def offers(self, op: str, device: DeviceInfo) -> list[Offer]:
-        """All offers for one op, best tier first."""
+        """All offers for one op, best tier first.
+
+        Raises:
+            BackendError: the hook raises, or answers something else than offers.
+        """
         if op not in self.implemented:
             return []
-        answer = getattr(self.hooks, op)(device=device)
+        try:
+            answer = getattr(self.hooks, op)(device=device)
+        except (Exception, SystemExit) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise BackendError(f"{op}: backend {self.name!r} ({self.origin}): hook {op} raises {cause}") from error
         found = [offer for item in answer for offer in (item if isinstance(item, Sequence) else [item])]
         for offer in found:
             if not isinstance(offer, Offer):
@@ -85,7 +93,10 @@ class Backend:
 
     def _answer(self, hook: str, kind: type) -> Any:
         """What a hook without arguments returned; pluggy drops None, and a backend that says nothing is broken."""
-        answers = getattr(self.hooks, hook)()
+        try:
+            answers = getattr(self.hooks, hook)()
+        except SystemExit as error:  # a plugin must not end the process of whoever asks it
+            raise BackendError(f"backend {self.name!r}: {hook} raises SystemExit: {error}") from error
         answer = answers[0] if answers else None
         if not isinstance(answer, kind):
             raise BackendError(f"backend {self.name!r}: {hook}: expected a {kind.__name__}, got {answer!r}")
@@ -110,8 +121,8 @@ def discover(candidates: Sequence[Source] | None = None) -> list[Backend]:
     return [load_backend(name, candidates) for name in dict.fromkeys(source.name for source in candidates)]
 
 
-def load_backend(name: str, candidates: Sequence[Source] | None = None) -> Backend:
-    """Load one backend by name and no other.
+def load_backend(name: str, candidates: Sequence[Source] | None = None, *, also: Sequence[str] = ()) -> Backend:
+    """Load one backend by name and no other. `also` are further values that the caller takes, for the message.
 
     Raises:
         BackendError: no source has this name. A backend that exists but is broken is returned with `error` set.
@@ -119,7 +130,7 @@ def load_backend(name: str, candidates: Sequence[Source] | None = None) -> Backe
     candidates = sources() if candidates is None else candidates
     matching = [source for source in candidates if source.name == name]
     if not matching:
-        known = sorted({source.name for source in candidates})
+        known = [*also, *sorted({source.name for source in candidates})]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise BackendError(f"backend: expected one of {', '.join(known)}, got {name!r}{hint}")
@@ -129,7 +140,7 @@ def load_backend(name: str, candidates: Sequence[Source] | None = None) -> Backe
         if len(matching) > 1:
             raise BackendError(f"two backends are named {name!r}: {origin}; uninstall one of them")
         _register(backend, matching[0].load())
-    except Exception as error:  # a broken backend must be listed, not hide the others
+    except (Exception, SystemExit) as error:  # a broken backend must be listed, not hide the others or end the process
         backend.error = error
         backend.traceback = traceback.format_exc()
     return backend

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from baige_device.errors import OpUnsupported
+from baige_device.errors import BackendError, OpUnsupported
 from baige_device.ops import OP_NAMES
 from baige_device.registry.manager import Backend
-from baige_device.registry.offers import DeviceInfo, Need, Offer, Tier
+from baige_device.registry.offers import DeviceInfo, Need, Offer, Tier, Verdict
 
-__all__ = ["Candidate", "Resolution", "resolve"]
+__all__ = ["Candidate", "Resolution", "judge", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ def resolve(
 
     Raises:
         OpUnsupported: an op with a need, or with an explicit choice, that nothing offered can serve.
+        BackendError: a hook or a `supports` raises.
     """
     wanted: dict[str, list[Need]] = {}
     for need in needs:
@@ -73,11 +74,12 @@ def _resolve_op(
 ) -> Resolution:
     if choice == "off":
         return Resolution(op, None, f"switched off by BAIGE_OPS={op}=off", ())
-    own = [Candidate(backend.name, offer, _judge(offer, needs, choice)) for offer in backend.offers(op, device)]
+    own = [_candidate(backend, offer, needs, choice) for offer in backend.offers(op, device)]
     spare: list[Candidate] = []
     if spare_backend is not None and spare_backend.name != backend.name:
-        offers = spare_backend.offers(op, device)
-        spare = [Candidate(spare_backend.name, offer, _judge(offer, needs, choice)) for offer in offers]
+        if spare_backend.error is not None:
+            raise BackendError(f"{op}: the fall back cannot be loaded: {spare_backend.error}") from spare_backend.error
+        spare = [_candidate(spare_backend, offer, needs, choice) for offer in spare_backend.offers(op, device)]
     candidates = tuple(own + spare)
     for candidate in candidates:
         if not candidate.refusal:
@@ -93,13 +95,34 @@ def _resolve_op(
     return Resolution(op, None, reason, candidates)
 
 
-def _judge(offer: Offer, needs: Sequence[Need], choice: str) -> str:
+def judge(backend: str, offer: Offer, need: Need) -> Verdict:
+    """What an offer's `supports` says to a need.
+
+    Raises:
+        BackendError: it raises, or answers something else than a verdict.
+    """
+    where = f"{need.op}: backend {backend!r}: supports() of {offer.label}"
+    try:
+        verdict: object = offer.supports(need)
+    except (Exception, SystemExit) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise BackendError(f"{where} raises {cause} [asked by {need.describe()}]") from error
+    if not isinstance(verdict, Verdict):
+        raise BackendError(f"{where}: expected a Verdict, got {verdict!r}")
+    return verdict
+
+
+def _candidate(backend: Backend, offer: Offer, needs: Sequence[Need], choice: str) -> Candidate:
+    return Candidate(backend.name, offer, _refusal(backend.name, offer, needs, choice))
+
+
+def _refusal(backend: str, offer: Offer, needs: Sequence[Need], choice: str) -> str:
     if choice and Tier[choice.upper()] is not offer.tier:
         return f"the {choice} tier was asked for"
     if not offer.available:
         return offer.available.reason
     for need in needs:
-        verdict = offer.supports(need)
+        verdict = judge(backend, offer, need)
         if not verdict:
             return verdict.reason if len(needs) == 1 else f"{need.describe()}: {verdict.reason}"
     return ""

@@ -10,6 +10,7 @@ from baige_device.ops import OP_NAMES, contract
 from baige_device.registry.bind import bind
 from baige_device.registry.offers import Tier
 from baige_device.registry.resolve import Candidate, Resolution
+from baige_device.registry.signature import mismatch
 
 if TYPE_CHECKING:
     from baige_device.ops.attend_paged import contract as _attend_paged
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from baige_device.ops.uva_sparse_gather import contract as _uva_sparse_gather
     from baige_device.ops.uva_sparse_scatter import contract as _uva_sparse_scatter
 
-__all__ = ["OpTable"]
+__all__ = ["OpTable", "load_target"]
 
 Checks = Literal["auto", "none", "shapes", "values"]
 
@@ -41,7 +42,7 @@ class OpTable:
     mounts ask `serves(op)` first when they can live without it.
 
     Raises:
-        BackendError: a chosen implementation cannot be imported.
+        BackendError: a chosen implementation cannot be imported, or does not take the contract's arguments.
     """
 
     if TYPE_CHECKING:  # the contracts' signatures, for readers, editors and mypy
@@ -68,7 +69,7 @@ class OpTable:
             if resolution.chosen is not None:
                 mode = _mode(checks, resolution.chosen)
                 bound[op], counters[op] = bind(
-                    contract(op), _load(op, resolution.chosen), check=mode != "none", values=mode == "values"
+                    contract(op), load_target(op, resolution.chosen), check=mode != "none", values=mode == "values"
                 )
         object.__setattr__(self, "_backend", backend)
         object.__setattr__(self, "_reasons", {op: resolution.reason for op, resolution in resolutions.items()})
@@ -104,11 +105,20 @@ def _mode(checks: Checks, chosen: Candidate) -> Checks:
     return "shapes" if chosen.offer.tier is Tier.REFERENCE else "none"
 
 
-def _load(op: str, chosen: Candidate) -> Callable[..., Any]:
+def load_target(op: str, chosen: Candidate) -> Callable[..., Any]:
+    """Import the chosen implementation and hold its signature against the contract's.
+
+    Raises:
+        BackendError: it cannot be imported, is no callable, or would refuse the arguments of every call.
+    """
+    offered = f"{op}: backend {chosen.backend!r} offers {chosen.offer.label}"
     try:
-        return chosen.offer.load()
-    except (ImportError, AttributeError) as error:
-        raise BackendError(
-            f"{op}: backend {chosen.backend!r} offers {chosen.offer.label}, which cannot be loaded: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        function: object = chosen.offer.load()
+    except (Exception, SystemExit) as error:  # a module of somebody's package raises anything
+        raise BackendError(f"{offered}, which cannot be loaded: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise BackendError(f"{offered}: expected a callable, got {function!r}")
+    wrong = mismatch(contract(op), function)
+    if wrong:
+        raise BackendError(f"{offered}, which {wrong}")
+    return function

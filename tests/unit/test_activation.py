@@ -72,7 +72,10 @@ def test_needs_known_later_are_checked_against_what_is_bound() -> None:
     def refuse(need: Need) -> str:
         return "no head size 192" if need.params.get("head_size") == 192 else ""
 
-    chip = with_reference(source("acme", backend(offers={"attend_paged": offering(print, refuses=refuse)})))
+    def attend_paged(*args: object, **options: object) -> None:
+        return None
+
+    chip = with_reference(source("acme", backend(offers={"attend_paged": offering(attend_paged, refuses=refuse)})))
     active = baige_device.activate(Settings(backend="acme"), candidates=chip)
     active.require(Need("attend_paged", "layer 1", {"head_size": 128}))
     with pytest.raises(

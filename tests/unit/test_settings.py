@@ -79,7 +79,12 @@ def test_ops_are_read_from_a_list_of_pairs(monkeypatch: pytest.MonkeyPatch) -> N
         ("BAIGE_METRICS_PORT", "70000", "setting metrics_port"),
         ("BAIGE_OPS", "attend_page=portable", r"unknown op 'attend_page' \(did you mean attend_paged\?\)"),
         ("BAIGE_OPS", "attend_paged=fast", "expected tuned, portable, reference or off, got 'fast'"),
-        ("BAIGE_OPS", "attend_paged", "expected `op=tier"),
+        ("BAIGE_OPS", "attend_paged", "setting ops: expected `op=tier"),
+        (
+            "BAIGE_OPS",
+            "attend_paged=off, attend_paged=portable",
+            "setting ops: op 'attend_paged' is given twice, as off and as portable",
+        ),
         (
             "BAIGE_HISPARSE__HOT_TOKEN",
             "1",
@@ -89,14 +94,40 @@ def test_ops_are_read_from_a_list_of_pairs(monkeypatch: pytest.MonkeyPatch) -> N
         ("BAIGE_HISPARSE_HOT_TOKENS", "1", r"did you mean BAIGE_HISPARSE__HOT_TOKENS\?"),
         ("BAIGE_HISPARSE__HOST_GIB_PER_NODE", "-1", "setting hisparse.host_gib_per_node: .*'-1'"),
         ("BAIGE_HISPARSE__HOST_GIB_PER_NODE", "inf", "setting hisparse.host_gib_per_node: .*finite"),
+        (
+            "BAIGE_HISPARSE__HOST_GIB_PER_NODE",
+            "1e300",
+            "setting hisparse.host_gib_per_node: .*equal to 1000000, got '1e300'",
+        ),
+        ("BAIGE_HISPARSE__HOT_TOKENS", "9999999999", "setting hisparse.hot_tokens: .*equal to 16777216"),
         ("BAIGE_HISPARSE__HOST_GIB_PER_NODE", "64GiB", "setting hisparse.host_gib_per_node: .*'64GiB'"),
-        ("BAIGE_CONFIG", "/nonexistent.toml", "BAIGE_CONFIG: expected a TOML file, got '/nonexistent.toml'"),
+        ("BAIGE_CONFIG", "/nonexistent.toml", "expected a TOML file, got '/nonexistent.toml', which does not exist"),
+        ("BAIGE_CONFIG", "/", "BAIGE_CONFIG: expected a TOML file, got '/', which is a folder"),
+        ("BAIGE_CONFIG", "/dev/null", "which is no regular file"),
     ],
 )
 def test_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match=message):
         load_settings()
+
+
+def test_a_file_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "baige.toml"
+    file.write_text("")
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)  # root, as in containers, may read everything
+    monkeypatch.setenv("BAIGE_CONFIG", str(file))
+    with pytest.raises(SettingsError, match=r"BAIGE_CONFIG: '.*baige\.toml' cannot be read: .*Permission denied"):
+        load_settings()
+
+
+def test_an_op_is_not_given_twice_in_an_engine_option_either() -> None:
+    with pytest.raises(SettingsError, match="setting ops: op 'kv_write' is given twice, as off and as off"):
+        load_settings({"ops": "kv_write=off,kv_write=off"})
 
 
 def test_unknown_engine_option_names_the_near_match() -> None:

@@ -18,7 +18,7 @@ def attend_paged(device: DeviceInfo) -> list[Offer]:
             "baige_device.backends.cuda.flash_attention:attend_paged",
             Tier.TUNED,
             supports=_flash_attention_supports,
-            available=_flash_attention_available(),
+            available=_flash_attention_available(device),
             facts={"library": "flash_attention_3", "graph_capturable": True},
         )
     ]
@@ -31,7 +31,7 @@ def sparse_attention(device: DeviceInfo) -> list[Offer]:
             "baige_device.backends.cuda.flash_mla:sparse_attention",
             Tier.TUNED,
             supports=_flash_mla_supports,
-            available=_flash_mla_available(),
+            available=_flash_mla_available(device),
             facts={"library": "flash_mla", "kv_formats": ("plain", "fp8_ds_mla"), "graph_capturable": True},
         )
     ]
@@ -42,7 +42,7 @@ def index_topk(device: DeviceInfo) -> list[Offer]:
     return []
 
 
-def _flash_attention_available() -> Verdict:
+def _flash_attention_available(device: DeviceInfo) -> Verdict:
     """Whether its op is there and the device is of the generation that it is built for."""
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
@@ -50,7 +50,7 @@ def _flash_attention_available() -> Verdict:
     from baige_device.backends.cuda.flash_attention_library import find_flash_attention
 
     found, reason = find_flash_attention()
-    return _hopper() if found else Verdict.no(f"FlashAttention 3 is not there: {reason}")
+    return _hopper(device) if found else Verdict.no(f"FlashAttention 3 is not there: {reason}")
 
 
 def _flash_attention_supports(need: Need) -> Verdict:
@@ -69,7 +69,7 @@ def _flash_attention_supports(need: Need) -> Verdict:
     return Verdict.yes()
 
 
-def _flash_mla_available() -> Verdict:
+def _flash_mla_available(device: DeviceInfo) -> Verdict:
     """Whether its kernels are there and the device is of the generation that they are built for."""
     if importlib.util.find_spec("torch") is None:
         return Verdict.no("torch is not installed")
@@ -80,17 +80,18 @@ def _flash_mla_available() -> Verdict:
             "FlashMLA is not there: the package flash_mla is not installed (pip install sgl-flash-mla), and no engine "
             "has loaded its own build"
         )
-    return _hopper()
+    return _hopper(device)
 
 
-def _hopper() -> Verdict:
-    """Both libraries' kernels are machine code of compute capability 9.0."""
-    import torch
+def _hopper(device: DeviceInfo) -> Verdict:
+    """Both libraries' kernels are machine code of compute capability 9.0.
 
-    if not torch.cuda.is_available():
+    The probe's fact is asked and not torch, which would initialise CUDA: after that the process may no longer fork.
+    """
+    capability = device.facts.get("compute_capability")
+    if capability is None:
         return Verdict.no("no CUDA device")
-    capability = torch.cuda.get_device_capability()
-    if capability != (9, 0):
+    if tuple(capability) != (9, 0):
         return Verdict.no(f"compute capability {capability[0]}.{capability[1]}; its kernels need 9.0")
     return Verdict.yes()
 

@@ -11,6 +11,7 @@ import functools
 import glob
 import hashlib
 import importlib.util
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ from baige_device.errors import BackendError
 from baige_device.registry.offers import Verdict
 
 __all__ = ["available", "compile_source", "find_library", "read_source"]
+
+logger = logging.getLogger("baige_device")
 
 _MAJORS = ("13", "12")
 
@@ -50,11 +53,13 @@ def compile_source(name: str, architecture: str, macros: Mapping[str, str | int]
     if path is None:
         raise BackendError(f"cuda: {name}: {available().reason}")
     key = hashlib.sha256("\0".join([source, *options, os.path.realpath(path)]).encode()).hexdigest()
-    cached = _cache_folder() / f"{name.removesuffix('.cu')}-{key[:32]}.cubin"
-    found = _read_cached(cached)
+    folder = _cache_folder()
+    cached = folder / f"{name.removesuffix('.cu')}-{key[:32]}.cubin" if folder else None
+    found = _read_cached(cached) if cached else None
     if found is None:
         found = _compile(_library(path), name, source, options)
-        _write_cached(cached, found)
+        if cached:
+            _write_cached(cached, found)
     return found
 
 
@@ -127,9 +132,20 @@ def _check(library: ctypes.CDLL, status: int) -> None:
         raise BackendError(f"cuda: NVRTC fails: {library.nvrtcGetErrorString(status).decode()}")
 
 
-def _cache_folder() -> Path:
+def _cache_folder() -> Path | None:
+    """Where kernels are kept, or None for a user without a home directory (containers with an arbitrary uid)."""
     root = os.environ.get("BAIGE_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "baige-device") / "cuda"
+    try:
+        return (Path(root) if root else Path.home() / ".cache" / "baige-device") / "cuda"
+    except RuntimeError as error:
+        # No folder in /tmp instead: who foresees its name could leave kernels there for others to run.
+        _log_once(f"{error} Each process compiles them anew, a second a kernel; set BAIGE_CACHE or HOME")
+        return None
+
+
+@functools.cache
+def _log_once(reason: str) -> None:
+    logger.warning("cuda: compiled kernels are not kept: %s", reason)
 
 
 def _read_cached(path: Path) -> bytes | None:
@@ -143,11 +159,11 @@ def _read_cached(path: Path) -> bytes | None:
 
 
 def _write_cached(path: Path, cubin: bytes) -> None:
-    """Best effort: a read-only home directory costs a compilation a process, not the start."""
+    """Best effort: a read-only home directory costs a compilation a process and a line in the log, not the start."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(hashlib.sha256(cubin).digest() + cubin)
         os.replace(file.name, path)
-    except OSError:
-        return
+    except OSError as error:
+        _log_once(f"{path.parent}: {error.strerror}. Each process compiles them anew; set BAIGE_CACHE")

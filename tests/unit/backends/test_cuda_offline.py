@@ -10,9 +10,10 @@ import pytest
 
 from baige_device.backends.cuda import nvrtc, plugin, probe
 from baige_device.errors import BackendError
-from baige_device.ops import OP_NAMES
+from baige_device.ops import OP_NAMES, contract
 from baige_device.registry.manager import load_backend
 from baige_device.registry.offers import DeviceInfo, Need
+from baige_device.registry.signature import mismatch
 
 H200 = DeviceInfo("cuda", "cuda", "NVIDIA H200", {"compute_capability": (9, 0)})
 
@@ -35,6 +36,14 @@ def test_every_op_has_an_offer_with_a_module_that_exists() -> None:
             assert isinstance(offer.target, str)
             module = offer.target.partition(":")[0]
             assert (Path(plugin.__file__).parents[3] / f"{module.replace('.', '/')}.py").is_file(), offer.target
+
+
+def test_every_implementation_takes_the_contract_s_arguments() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    backend = load_backend("cuda")
+    for op in OP_NAMES:
+        for offer in backend.offers(op, H200):
+            assert mismatch(contract(op), offer.load()) == "", offer.label
 
 
 def test_an_old_card_is_refused_with_its_capability() -> None:
@@ -82,6 +91,34 @@ def test_a_torn_cache_file_counts_as_absent(tmp_path: Path) -> None:
     assert nvrtc._read_cached(path) is None
     assert nvrtc._read_cached(tmp_path / "none") is None
     assert os.listdir(tmp_path) == ["kernel.cubin"]
+
+
+def _homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_without_a_home_directory_kernels_are_compiled_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvrtc._log_once.cache_clear()
+    monkeypatch.delenv("BAIGE_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", _homeless)
+    monkeypatch.setattr(nvrtc, "find_library", lambda: "/nonexistent/libnvrtc.so")
+    monkeypatch.setattr(nvrtc, "_library", lambda path: None)
+    monkeypatch.setattr(nvrtc, "_compile", lambda library, name, source, options: b"a kernel")
+    for _ in range(2):
+        assert nvrtc.compile_source("copy_rows.cu", "sm_90", {}) == b"a kernel"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "compiled kernels are not kept: Could not determine home directory." in line
+    assert "set BAIGE_CACHE" in line
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nvrtc._log_once.cache_clear()
+    (tmp_path / "file").write_text("")
+    for _ in range(2):
+        nvrtc._write_cached(tmp_path / "file" / "kernel.cubin", b"a kernel")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_without_a_compiler_library_the_error_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

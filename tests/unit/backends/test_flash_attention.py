@@ -10,7 +10,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from baige_device.backends.cuda import attention_offers, flash_attention, flash_attention_library
+from baige_device.backends.cuda import attention_offers, flash_attention, flash_attention_library, flash_mla_library
+from baige_device.backends.cuda import plugin as cuda_plugin
 from baige_device.backends.cuda.flash_attention_shapes import head_sizes_fit
 from baige_device.backends.reference import plugin as reference_plugin
 from baige_device.registry.hookspecs import hookimpl
@@ -157,6 +158,30 @@ def test_the_offer_says_what_is_missing() -> None:
     assert offer.tier == Tier.TUNED
     assert not offer.available
     assert "flash_attn_3" in offer.available.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"compute_capability": (9, 0)}, ""),
+        ({"compute_capability": (8, 9)}, "compute capability 8.9; its kernels need 9.0"),
+        ({}, "no CUDA device"),
+    ],
+)
+def test_the_generation_is_the_probe_s_fact_and_cuda_stays_untouched(
+    facts: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def initialise() -> None:
+        pytest.fail("CUDA was initialised")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", initialise)
+    monkeypatch.setattr(torch.cuda, "is_available", initialise)
+    monkeypatch.setattr(flash_attention_library, "find_flash_attention", lambda: (object(), ""))
+    monkeypatch.setattr(flash_mla_library, "find_flash_mla", object)
+    card = DeviceInfo("cuda", "cuda", "a card", facts)
+    for op in ("attend_paged", "sparse_attention"):
+        verdict = getattr(cuda_plugin, op)(card)[0].available
+        assert (bool(verdict), verdict.reason) == (not reason, reason)
 
 
 @pytest.mark.parametrize(

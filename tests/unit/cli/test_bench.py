@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,27 @@ def test_without_a_gpu_the_command_says_so() -> None:
     result = CliRunner().invoke(app, ["bench"])
     assert result.exit_code == 2
     assert "expected a CUDA device" in result.output
+
+
+def test_without_benchmark_files_the_command_says_where_they_are(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", "--cases", str(tmp_path)])
+    assert result.exit_code == 2
+    assert f"--cases: expected a folder with bench_*.py, got {tmp_path}; they are in the repository" in result.stderr
+
+
+def test_without_torch_there_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = CliRunner().invoke(app, ["bench", "--cases", str(folder)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("bench: needs torch, which cannot be imported: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(folder: Path) -> None:
+    (folder / "out.json").mkdir()
+    result = CliRunner().invoke(app, ["bench", "--cases", str(folder), "--out", str(folder / "out")])
+    assert result.exit_code == 2
+    assert "--out: expected a file" in result.output
 
 
 def test_cases_are_matched_by_op_and_name_and_share_is_of_the_limit(folder: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_cgroup_smaller_than_the_pool(tmp_path: Path) -> None:
 def test_the_real_machine_is_asked_by_default() -> None:
     rss = psutil.Process().memory_info().rss
     with pytest.raises(HostMemoryError, match=r"asked for \d+ bytes"):
-        check_host_pool(on(1 << 30), 8, PINNED)
+        check_host_pool(on(1e6), 8, PINNED)
     assert psutil.Process().memory_info().rss - rss < 64 << 20
 
 

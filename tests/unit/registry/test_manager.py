@@ -9,7 +9,7 @@ import pytest
 from baige_device.errors import BackendError
 from baige_device.registry import hookspecs
 from baige_device.registry.hookspecs import hookimpl
-from baige_device.registry.manager import BUILT_IN, discover, load_backend, sources
+from baige_device.registry.manager import BUILT_IN, Source, discover, load_backend, sources
 from baige_device.registry.offers import DeviceInfo, Offer
 from tests.unit.registry.fakes import backend, offering, source, with_reference
 
@@ -83,6 +83,32 @@ def test_offers_come_best_tier_first_and_wrong_answers_are_named() -> None:
     wrong = load_backend("acme", [source("acme", backend(offers={"kv_write": ["no offer"]}))])  # type: ignore[dict-item]
     with pytest.raises(BackendError, match="hook kv_write: expected Offer"):
         wrong.offers("kv_write", device)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(3)])
+def test_an_exception_of_an_op_hook_is_named_with_backend_op_and_cause(error: BaseException) -> None:
+    @hookimpl
+    def kv_write(device: DeviceInfo) -> Offer:
+        raise error
+
+    plugin = backend()
+    plugin.kv_write = kv_write
+    found = load_backend("acme", [source("acme", plugin)])
+    with pytest.raises(
+        BackendError,
+        match=rf"kv_write: backend 'acme' \(fake-dist 1\.0\): hook kv_write raises {type(error).__name__}: ",
+    ) as caught:
+        found.offers("kv_write", DeviceInfo("acme", "cpu", "acme"))
+    assert caught.value.__cause__ is error
+
+
+def test_a_plugin_that_exits_is_broken_and_does_not_end_the_process() -> None:
+    def load() -> object:
+        raise SystemExit(3)
+
+    found = load_backend("acme", [Source("acme", "fake-dist 1.0", load)])
+    assert isinstance(found.error, SystemExit)
+    assert "SystemExit: 3" in found.traceback
 
 
 def test_every_hook_is_documented_and_no_hook_is_unknown() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from baige_device.errors import ContractError, OpUnsupported
+from baige_device.errors import BackendError, ContractError, OpUnsupported
 from baige_device.ops import OP_NAMES
 from baige_device.registry.manager import Backend, load_backend
 from baige_device.registry.offers import DeviceInfo, Need, Offer, Tier, Verdict
@@ -80,6 +80,28 @@ def test_unavailable_offer_keeps_its_reason() -> None:
     found = resolve(acme(kv_write=lacking), DEVICE)["kv_write"]
     assert found.chosen is None
     assert "lacks symbol f" in found.reason
+
+
+def test_an_exception_of_supports_is_named_with_backend_op_and_need() -> None:
+    def supports(need: Need) -> Verdict:
+        raise KeyError("head_size")
+
+    chip = acme(kv_write=Offer("m:f", Tier.TUNED, supports))
+    with pytest.raises(
+        BackendError,
+        match=r"kv_write: backend 'acme': supports\(\) of m:f raises KeyError: 'head_size' \[asked by .*layer 0",
+    ) as caught:
+        resolve(chip, DEVICE, [Need("kv_write", "layer 0")])
+    assert isinstance(caught.value.__cause__, KeyError)
+    wrong = acme(kv_write=Offer("m:f", Tier.TUNED, lambda need: None))  # type: ignore[arg-type,return-value]
+    with pytest.raises(BackendError, match="expected a Verdict, got None"):
+        resolve(wrong, DEVICE, [Need("kv_write", "layer 0")])
+
+
+def test_a_broken_reference_is_no_fall_back() -> None:
+    twice = load_backend("reference", [source("reference", backend()), source("reference", backend())])
+    with pytest.raises(BackendError, match="the fall back cannot be loaded: two backends are named 'reference'"):
+        resolve(acme(), DEVICE, reference=twice, allow_fallback=True)
 
 
 def test_unknown_op_in_a_need_is_an_error() -> None:
