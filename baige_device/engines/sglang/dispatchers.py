@@ -15,6 +15,7 @@ from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
 from sglang.srt.runtime_context import get_schedule, process_model_config
 from torch import Tensor
 
+from baige_device.engines.sglang.moe_scale import first_scale
 from baige_device.engines.sglang.needs import MOE_LAYOUT
 from baige_device.errors import MountError
 from baige_device.ops.moe_dispatch.contract import ExpertBatch
@@ -53,6 +54,7 @@ class LocalDispatcher(StandardDispatcher):
     def __init__(self, config: Any, ops: OpTable) -> None:
         super().__init__(config)
         self.ops = ops
+        self.scale = first_scale(config.routed_scaling_factor)
 
     def dispatch(self, hidden_states: Tensor, topk_output: Any) -> Dispatch:
         standard = super().dispatch(hidden_states, topk_output)
@@ -60,7 +62,7 @@ class LocalDispatcher(StandardDispatcher):
         batch = self.ops.moe_dispatch(
             x,
             topk.topk_ids,
-            topk.topk_weights,
+            scaled(topk.topk_weights, self.scale),
             num_experts=self.num_local_experts,
             layout=MOE_LAYOUT,
             max_tokens_per_rank=x.shape[0],
@@ -79,6 +81,7 @@ class TokenDispatcher(BaseDispatcher):
 
     def __init__(self, config: Any, ops: OpTable, group: Any) -> None:
         super().__init__()
+        self.scale = first_scale(config.routed_scaling_factor)
         if config.num_fused_shared_experts:
             raise MountError(
                 f"sglang: MoE layer {config.layer_id}: fused shared experts: expected 0 with an all-to-all, got "
@@ -93,7 +96,7 @@ class TokenDispatcher(BaseDispatcher):
         batch = self.ops.moe_dispatch(
             hidden_states,
             topk_output.topk_ids,
-            topk_output.topk_weights,
+            scaled(topk_output.topk_weights, self.scale),
             num_experts=self.num_experts,
             layout=MOE_LAYOUT,
             max_tokens_per_rank=self.max_tokens,
@@ -104,6 +107,17 @@ class TokenDispatcher(BaseDispatcher):
     def combine(self, combine_input: Combine) -> Tensor:
         out: Tensor = self.ops.moe_combine(combine_input.hidden_states, combine_input.batch)
         return out
+
+
+def scaled(topk_weights: Tensor, scale: float | None) -> Tensor:
+    """The router weights times what SGLang's runner would multiply the sum by; in fp32, before anything is rounded.
+
+    Raises:
+        MountError: the layer was not part of the model when it was loaded, so its block is not known.
+    """
+    if scale is None:
+        raise MountError("sglang: MoE layer: routed_scaling_factor: expected a layer of the loaded model, got another")
+    return topk_weights if scale == 1.0 else topk_weights * scale
 
 
 def capacity_tokens() -> int:

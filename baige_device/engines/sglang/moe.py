@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from baige_device.activation import current
 from baige_device.engines.sglang.ledger import MOE_CLASS, MOE_DISPATCHER, hook
+from baige_device.engines.sglang.moe_scale import bind_scales
 from baige_device.errors import MountError
 
 if TYPE_CHECKING:
     from baige_device.settings import Settings
 
-__all__ = ["OPS", "install", "is_ours"]
+__all__ = ["OPS", "bind_scales", "install", "is_ours"]
 
 OPS = ("moe_dispatch", "moe_expert_ffn", "moe_combine")
 ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu"}

@@ -148,7 +148,10 @@ class BaigePlatform(BaigeDevice, SRTPlatform):
         return BaigeDsaPool
 
     def post_load_model(self, model: Any) -> None:
-        """Runs even when our general plugin failed, so it is here that the mounts are verified."""
+        """Runs even when our general plugin failed, so the mounts are verified here; also without a model."""
+        from baige_device.engines.sglang import moe
         from baige_device.engines.sglang.mounts import verify_worker
 
         verify_worker()
+        if model is not None and moe.is_ours(load_settings()):
+            moe.bind_scales(model)

@@ -38,12 +38,12 @@ def test_the_smaller_memory_decides() -> None:
 
 
 def test_a_side_that_holds_no_longest_request_is_named() -> None:
-    with pytest.raises(HostMemoryError, match="the device's KV budget: a request of 4096 tokens needs 65 blocks"):
+    with pytest.raises(HostMemoryError, match=r"^hisparse: the device's KV budget: a request of 4096 tokens"):
         SIZES.blocks(FIXED + 64 * SIZES.index_block_bytes, 4096)
     with pytest.raises(HostMemoryError, match=r"index keys of 0 blocks"):
         SIZES.blocks(FIXED - 1, 4096)
     small = dataclasses.replace(SIZES, host_bytes=64 * SIZES.host_block_bytes)
-    with pytest.raises(HostMemoryError, match=r"host_gib_per_node: a request of 4096 tokens .* 64 blocks"):
+    with pytest.raises(HostMemoryError, match=r"^hisparse\.host_gib_per_node: a request of 4096 tokens .* 64 blocks"):
         small.blocks(1 << 40, 4096)
 
 
