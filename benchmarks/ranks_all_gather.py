@@ -5,16 +5,13 @@ python benchmarks/ranks_all_gather.py --out benchmarks/results/all_gather
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -23,6 +20,7 @@ from baige_device.backends.cuda.all_gather_choice import Name, force_transport
 from baige_device.backends.cuda.all_gather_memory import allocate_shard
 from baige_device.cli.bench_report import Report, Result, environment, print_row
 from baige_device.cli.bench_timing import Limits
+from benchmarks.ranks import on_all_gpus
 
 OP = "fp8_all_gather"
 MIB = 1 << 20
@@ -89,15 +87,11 @@ def one_size(rank: int, size: int, mib: int, link: float) -> list[Result]:
     return results
 
 
-def one_rank(rank: int, size: int, folder: str, out: str) -> None:
-    torch.cuda.set_device(rank)
-    store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size)
+def one_rank(rank: int, size: int, out: str) -> None:
     link = measure_peer_link(rank, size)
     results = [result for mib in (1, 8, 25, 50, 100, 200) for result in one_size(rank, size, mib, link)]
     if rank == 0:
         Report(environment(), Limits(0, 0, 0, link), results).write(Path(out))
-    dist.destroy_process_group()
 
 
 def measure_peer_link(rank: int, size: int) -> float:
@@ -122,16 +116,5 @@ def measure_peer_link(rank: int, size: int) -> float:
     return (1 << 30) / (median_us(pull, 1) * 1e-6)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default="benchmarks/results/all_gather", help="path of the results without suffix")
-    arguments = parser.parse_args()
-    size = torch.cuda.device_count()
-    if size < 2:
-        raise SystemExit(f"expected two GPUs or more, found {size}")
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(one_rank, args=(size, folder, arguments.out), nprocs=size)
-
-
 if __name__ == "__main__":
-    main()
+    on_all_gpus(__doc__, "benchmarks/results/all_gather", one_rank)

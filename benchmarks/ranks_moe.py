@@ -5,17 +5,14 @@ python benchmarks/ranks_moe.py --out benchmarks/results/moe_ranks
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -26,6 +23,7 @@ from baige_device.backends.portable.moe_transport import force_transport
 from baige_device.cli.bench_report import Report, Result, environment, print_row
 from baige_device.cli.bench_timing import Limits
 from baige_device.ops.moe_dispatch.contract import ExpertBatch
+from benchmarks.ranks import on_all_gpus
 
 EXPERTS, TOPK, HIDDEN = 256, 8, 7168
 CALLS = 10
@@ -94,10 +92,7 @@ def one_case(rank: int, size: int, tokens: int, transport: str, captured: bool) 
     )
 
 
-def one_rank(rank: int, size: int, folder: str, out: str) -> None:
-    torch.cuda.set_device(rank)
-    store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size)
+def one_rank(rank: int, size: int, out: str) -> None:
     transports = ["all_to_all", "all_gather"]
     if importlib.util.find_spec("deep_ep_cpp") is not None:
         transports.append("deep_ep")
@@ -110,19 +105,7 @@ def one_rank(rank: int, size: int, folder: str, out: str) -> None:
                     print_row(results[-1])
     if rank == 0:
         Report(environment(), Limits(0, 0, 0), results).write(Path(out))
-    dist.destroy_process_group()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default="benchmarks/results/moe_ranks", help="path of the results without suffix")
-    arguments = parser.parse_args()
-    size = torch.cuda.device_count()
-    if size < 2:
-        raise SystemExit(f"expected two GPUs or more, found {size}")
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(one_rank, args=(size, folder, arguments.out), nprocs=size)
 
 
 if __name__ == "__main__":
-    main()
+    on_all_gpus(__doc__, "benchmarks/results/moe_ranks", one_rank)

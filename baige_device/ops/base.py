@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,19 @@ __all__ = [
     "INDEX_DTYPES",
     "Cost",
     "OpContract",
+    "check_distinct",
     "check_dtype",
+    "check_finite",
     "check_index_values",
     "check_inner_contiguous",
+    "check_not_empty",
+    "check_not_input",
     "check_number",
     "check_same_device",
     "check_shape",
+    "check_writable",
     "group_rank_and_size",
+    "raise_together",
 ]
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -95,10 +102,39 @@ def check_same_device(op: str, **tensors: Tensor | None) -> None:
             raise ContractError(op, f"{name}.device", f"{first[1].device} (as {first[0]})", str(tensor.device))
 
 
-def check_number(op: str, argument: str, value: float, minimum: float) -> None:
-    """Raise `ContractError` unless `value >= minimum`."""
-    if not value >= minimum:
-        raise ContractError(op, argument, f">= {minimum}", str(value))
+def check_not_empty(op: str, argument: str, tensor: Tensor, *dims: int) -> None:
+    """Raise `ContractError` if one of these dimensions has no elements."""
+    for dim in dims:
+        if tensor.shape[dim] == 0:
+            raise ContractError(op, f"{argument}.shape[{dim}]", ">= 1", "0")
+
+
+def check_number(op: str, argument: str, value: int, minimum: int) -> None:
+    """Raise `ContractError` unless `value` is an integer, `minimum` or more."""
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or not value >= minimum:
+        raise ContractError(op, argument, f"an integer >= {minimum}", repr(value))
+
+
+def check_finite(op: str, argument: str, value: float, minimum: float = -math.inf) -> None:
+    """Raise `ContractError` unless `value` is a finite number, `minimum` or more."""
+    if not isinstance(value, int | float | torch.SymFloat) or not (math.isfinite(value) and value >= minimum):
+        bound = "" if minimum == -math.inf else f" >= {minimum:g}"
+        raise ContractError(op, argument, f"a finite number{bound}", repr(value))
+
+
+def check_writable(op: str, argument: str, tensor: Tensor) -> None:
+    """Raise `ContractError` if elements of an output share memory, as an expanded tensor's do."""
+    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ContractError(op, f"{argument}.stride", "memory of its own for every element", str(list(tensor.stride())))
+
+
+def check_not_input(op: str, argument: str, output: Tensor, **inputs: Tensor | None) -> None:
+    """Raise `ContractError` if the output begins where an input does. Other overlaps are not looked for."""
+    for name, tensor in inputs.items():
+        if tensor is None or output.numel() == 0 or tensor.numel() == 0 or output.device.type == "meta":
+            continue
+        if output.data_ptr() == tensor.data_ptr():
+            raise ContractError(op, argument, f"memory apart from {name}", f"the memory of {name}")
 
 
 def check_index_values(op: str, argument: str, index: Tensor, size: int) -> None:
@@ -113,6 +149,23 @@ def check_index_values(op: str, argument: str, index: Tensor, size: int) -> None
         )
 
 
+def check_distinct(op: str, argument: str, ids: Tensor) -> None:
+    """Raise `ContractError` if an id other than -1 appears twice. Reads the tensor."""
+    values, order = ids.flatten().sort(stable=True)
+    twice = (values[1:] == values[:-1]) & (values[1:] >= 0)
+    if bool(twice.any()):
+        at = int(twice.nonzero()[0])
+        first, second = (_position(ids, int(order[at + step])) for step in (0, 1))
+        raise ContractError(
+            op, f"{argument}{second}", "each row named once", f"{int(values[at])} as in {argument}{first}"
+        )
+
+
+def _position(tensor: Tensor, flat: int) -> list[int]:
+    """Where the flat index lies in the tensor."""
+    return [int(axis) for axis in torch.unravel_index(torch.tensor(flat), tensor.shape)]
+
+
 def group_rank_and_size(group: ProcessGroup | None) -> tuple[int, int]:
     """This process's rank in the group and the group's size; (0, 1) without torch.distributed."""
     import torch.distributed as dist
@@ -120,3 +173,19 @@ def group_rank_and_size(group: ProcessGroup | None) -> tuple[int, int]:
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(group), dist.get_world_size(group)
+
+
+def raise_together(op: str, error: ContractError | None, group: ProcessGroup | None) -> None:
+    """Raise `ContractError` on every rank of the group when one rank brings an error: that of the lowest such rank.
+
+    A collective through the host, for ops whose other ranks would wait for a rank that refused its arguments.
+    """
+    import torch.distributed as dist
+
+    found: list[tuple[str, str, str] | None] = [None] * dist.get_world_size(group)
+    mine = None if error is None else (error.argument, error.expected, error.got)
+    dist.all_gather_object(found, mine, group=group)
+    for rank, first in enumerate(found):
+        if first is not None:
+            argument, expected, got = first
+            raise ContractError(op, argument, expected, f"{got} on rank {rank}") from error

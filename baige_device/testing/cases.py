@@ -10,16 +10,18 @@ from typing import Any
 from baige_device.errors import ContractError
 from baige_device.ops import OP_NAMES, contract
 from baige_device.registry.offers import Need
-from baige_device.testing.checks import check_untouched, expect, twins
+from baige_device.testing.checks import Mismatch, check_untouched, expect, twins
+from baige_device.testing.explain import explain_byte
 from baige_device.testing.lab import Lab
 from baige_device.testing.needs import case_need
 
 __all__ = ["SUITES", "Call", "Case", "Trial", "all_cases", "bad_inputs", "measured_cases", "rank_cases", "trial"]
 
-SUITES: dict[str, str] = {
+_GATHER = ("suite_gather", "suite_gather_empty")
+SUITES: dict[str, str | tuple[str, ...]] = {
     "host_alloc": "suite_host_alloc",
-    "uva_sparse_gather": "suite_gather",
-    "uva_sparse_scatter": "suite_gather",
+    "uva_sparse_gather": _GATHER,
+    "uva_sparse_scatter": _GATHER,
     "hot_cache_resolve": "suite_resolve",
     "quantize_blocks": "suite_quantize",
     "dequantize_blocks": "suite_dequantize",
@@ -33,7 +35,7 @@ SUITES: dict[str, str] = {
     "moe_expert_ffn": "suite_moe_ffn",
     "moe_combine": "suite_moe",
 }
-"""Op -> module of this package that holds its cases."""
+"""Op -> module or modules of this package that hold its cases."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,19 @@ class Trial:
         lab.synchronize()
         result = getattr(lab.ops, self.op)(**args)
         lab.synchronize()
-        if self.snapshot:
-            check_untouched(args, before, self.mutates)
-        return self.verify(Call(args, before, result))
+        return self.judge(Call(args, before, result))
+
+    def judge(self, call: Call) -> float:
+        """Check a finished call; a wrong byte is told in the op's own words."""
+        try:
+            if self.snapshot:
+                check_untouched(call.args, call.before, self.mutates)
+            return self.verify(call)
+        except Mismatch as error:
+            told = explain_byte(self.op, error.argument, call.args, call.before, error.byte)
+            if not told:
+                raise
+            raise Mismatch(f"{error}; {told}", error.argument, error.byte) from error
 
 
 @dataclass(frozen=True)
@@ -182,7 +194,8 @@ def _collect(function: str, ops: Iterable[str]) -> list[Case]:
     if unknown:
         raise KeyError(f"unknown op {', '.join(unknown)}; known: {', '.join(OP_NAMES)}")
     found: list[Case] = []
-    for name in dict.fromkeys(SUITES[op] for op in OP_NAMES if op in wanted):
+    suites = (SUITES[op] for op in OP_NAMES if op in wanted)
+    for name in dict.fromkeys(name for suite in suites for name in ((suite,) if isinstance(suite, str) else suite)):
         make = getattr(importlib.import_module(f"baige_device.testing.{name}"), function, None)
         found.extend(make() if make is not None else [])
     found = [case for case in found if case.op in wanted]

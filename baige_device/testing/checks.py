@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from baige_device.testing.places import describe_byte, element_index, element_text
+
 __all__ = [
     "Mismatch",
     "check_close",
     "check_equal",
+    "check_list",
+    "check_members",
     "check_storage",
     "check_untouched",
     "expect",
+    "few",
     "named_tensors",
     "storage_bytes",
     "twin",
     "twins",
 ]
 
+_SHOWN = 6
+"""Entries of a list that a message shows."""
+
 
 class Mismatch(AssertionError):
-    """An op did not do what its contract says."""
+    """An op did not do what its contract says.
+
+    `argument` and `byte` say which byte of which argument's storage is wrong, where that is what was found.
+    """
+
+    def __init__(self, message: str, argument: str = "", byte: int = -1) -> None:
+        super().__init__(message)
+        self.argument = argument
+        self.byte = byte
 
 
 def expect(condition: bool, message: str) -> None:
@@ -93,9 +110,9 @@ def check_untouched(args: Mapping[str, Any], before: Mapping[str, Any], mutates:
         where = changed.nonzero()
         if where.numel():
             kind = "memory around it" if name in mutates else "it, or memory around it"
-            raise Mismatch(
-                f"{name}: {kind} was written: {where.numel()} byte(s), the first at byte {int(where[0])} of its storage"
-            )
+            first = int(where[0])
+            place = describe_byte(name, tensor, first)
+            raise Mismatch(f"{name}: {kind} was written: {where.numel()} byte(s), the first at {place}", name, first)
 
 
 def _covered(tensor: Tensor) -> Tensor:
@@ -113,10 +130,12 @@ def check_storage(name: str, got: Tensor, want: Tensor) -> None:
     where = (have != need).nonzero()
     if where.numel():
         first = int(where[0])
-        raise Mismatch(
-            f"{name}: {where.numel()} wrong byte(s), the first at byte {first} of its storage: "
-            f"expected {int(need[first])}, got {int(have[first])}"
-        )
+        index = element_index(got, first)
+        codes = f"expected byte {int(need[first]):#04x}, got {int(have[first]):#04x}"
+        if index is not None:
+            codes = f"expected {element_text(want, index)}, got {element_text(got, index)}"
+        place = describe_byte(name, got, first)
+        raise Mismatch(f"{name}: {where.numel()} wrong byte(s), the first at {place}: {codes}", name, first)
 
 
 def check_equal(name: str, got: Tensor, want: Tensor) -> None:
@@ -155,6 +174,30 @@ def check_close(name: str, got: Tensor, want: Tensor, limit: float) -> float:
             f"error {worst:.3g} > {limit:.3g} ({int((error > limit).sum())} of {error.numel()} are over)"
         )
     return worst
+
+
+def check_list(name: str, got: Sequence[int], want: Sequence[int]) -> None:
+    """The same integers in the same order; the message shows the first difference and the next few entries."""
+    expect(len(got) == len(want), f"{name}: expected {len(want)} entries, got {len(got)}")
+    wrong = [place for place, (have, need) in enumerate(zip(got, want, strict=True)) if have != need]
+    if wrong:
+        first = wrong[0]
+        raise Mismatch(
+            f"{name}[{first}]: expected {want[first]}, got {got[first]} ({len(wrong)} of {len(want)} differ; "
+            f"from there: expected {few(want[first:])}, got {few(got[first:])})"
+        )
+
+
+def check_members(name: str, got: Sequence[int], want: Sequence[int]) -> None:
+    """The same integers in any order; the message shows a few of those that are missing and of those too many."""
+    missing, surplus = (sorted((Counter(one) - Counter(other)).elements()) for one, other in ((want, got), (got, want)))
+    expect(not missing and not surplus, f"{name}: missing {few(missing)}, not expected {few(surplus)}")
+
+
+def few(values: Sequence[int]) -> str:
+    """The first values of a list, and how many more there are."""
+    rest = len(values) - _SHOWN
+    return f"[{', '.join(map(str, values[:_SHOWN]))}{f', ... {rest} more' if rest > 0 else ''}]"
 
 
 def _check_like(name: str, got: Tensor, want: Tensor) -> None:

@@ -60,7 +60,10 @@ class Lab:
         self.rank = rank
         self.size = size
         self.group = group
+        self.constants = random.Random(seed)
+        """For numbers that forks must draw alike, since a captured graph keeps those of its first call."""
         self.random = random.Random(seed)
+        self._first_seed = seed
         self._generator = torch.Generator().manual_seed(seed)
         self._host: list[HostBuffer] = []
 
@@ -69,6 +72,8 @@ class Lab:
         other = Lab(
             self.ops, self.device, self.seed ^ (salt * 0x9E3779B1), rank=self.rank, size=self.size, group=self.group
         )
+        other._first_seed = self._first_seed
+        other.constants = random.Random(self._first_seed)
         other._host = self._host
         other.forked = True
         return other

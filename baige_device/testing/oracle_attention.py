@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,16 @@ from torch import Tensor
 from baige_device.testing.checks import check_close, expect
 from baige_device.testing.oracle_fp8 import decode_e4m3
 
-__all__ = ["attend", "check_attention", "decode_fp8_ds_mla", "paged_oracle", "sparse_oracle"]
+__all__ = ["attend", "check_attention", "decode_fp8_ds_mla", "draw_scale", "paged_oracle", "sparse_oracle"]
+
+
+def draw_scale(constants: random.Random, head_size: int, *, small: bool = False) -> float:
+    """A factor on q·k that is far from D**-0.5, which a kernel may have built in; with `small` below it.
+
+    Models have others: DeepSeek 192**-0.5 for rows of 576, times a factor for long contexts.
+    """
+    low, high = constants.uniform(0.6, 0.8), constants.uniform(1.3, 1.75)
+    return (low if small else constants.choice((low, high))) / math.sqrt(head_size)
 
 
 def attend(
@@ -115,6 +125,10 @@ def check_attention(
     args: Mapping[str, Any], result: Any, want: tuple[Tensor, Tensor], dtype: torch.dtype, limits: tuple[float, float]
 ) -> float:
     """Check (out, lse): the given buffers are used, dtypes, no poison, values, and exact 0 / -inf on empty rows."""
+    expect(
+        isinstance(result, tuple) and len(result) == 2,
+        f"result: expected the tuple (out, lse), got {type(result).__name__}",
+    )
     out, lse = result
     for name, got in (("out", out), ("lse", lse)):
         given = args.get(name)

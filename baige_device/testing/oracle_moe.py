@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baige_device.ops.moe_dispatch.contract import ExpertBatch
-from baige_device.testing.checks import check_equal, expect
+from baige_device.testing.checks import check_equal, check_list, expect
 from baige_device.testing.lab import Lab
 
 __all__ = ["Row", "World", "expert_rows", "flat_rows", "live_places", "make_world", "verify_dispatch"]
@@ -128,11 +128,12 @@ def live_places(world: World, rank: int, batch: ExpertBatch) -> list[tuple[Any, 
 
 def verify_dispatch(world: World, rank: int, layout: str, alignment: int, batch: ExpertBatch) -> None:
     """Everything that a rank received, bit for bit: counts, starts, order, payload, scales, padding."""
+    expect(isinstance(batch, ExpertBatch), f"result: expected an ExpertBatch, got {type(batch).__name__}")
     rows = expert_rows(world, rank)
     expect(batch.layout == layout, f"layout: expected {layout!r}, got {batch.layout!r}")
     expect(batch.expert_counts.dtype == torch.int32, f"expert_counts.dtype: got {batch.expert_counts.dtype}")
     counts, want = batch.expert_counts.tolist(), [len(found) for found in rows]
-    expect(counts == want, f"expert_counts: expected {want}, got {counts}")
+    check_list("expert_counts", counts, want)
     _check_frame(world, rank, layout, alignment, batch, want)
     x, scales = batch.x.cpu(), None if batch.scales is None else batch.scales.cpu()
     expect((scales is None) == (world.scales is None), "scales: expected exactly when x_scales was given")
@@ -176,7 +177,7 @@ def _check_starts(alignment: int, batch: ExpertBatch, counts: list[int]) -> None
     assert batch.expert_starts is not None
     got = batch.expert_starts.tolist()
     expect(batch.expert_starts.dtype == torch.int32, f"expert_starts.dtype: got {batch.expert_starts.dtype}")
-    expect(got == starts, f"expert_starts: expected {starts}, got {got}")
+    check_list("expert_starts", got, starts)
     expect(batch.x.shape[0] >= starts[-1], f"x.shape[0]: expected at least {starts[-1]}, got {batch.x.shape[0]}")
 
 

@@ -13,7 +13,7 @@ import torch
 from baige_device.testing.cases import Call, Case, bad_inputs, trial
 from baige_device.testing.lab import Lab, poison_
 from baige_device.testing.needs import dtype_name
-from baige_device.testing.oracle_attention import check_attention, paged_oracle
+from baige_device.testing.oracle_attention import check_attention, draw_scale, paged_oracle
 from baige_device.testing.paged import ABSURD, Batch, batch_tensors, fill_live, paged_cache
 from baige_device.testing.tolerances import limit
 
@@ -37,6 +37,8 @@ class Dense:
     page: int = 16
     dtype: torch.dtype = torch.bfloat16
     index_dtype: torch.dtype = torch.int32
+    scale: float = 0.0
+    """0 draws one."""
     causal: bool = True
     window: int = 0
     soft_cap: float = 0.0
@@ -112,6 +114,7 @@ def _matrix() -> list[tuple[str, Dense, bool]]:
         ("prefill-whole", replace(base, batch=Batch([(40, 40), (17, 17)])), False),
         ("no-requests", replace(base, batch=Batch([])), False),
         ("no-requests-padded", replace(base, batch=Batch([], padding_rows=3)), False),
+        ("no-tokens", replace(base, batch=Batch([(0, 12), (0, 33)])), False),
         ("padded-requests", replace(base, batch=Batch([(1, 9), (1, 0), (1, 0)])), True),
         ("padding-rows", replace(base, batch=Batch([(1, 9), (2, 33)], padding_rows=5)), True),
         ("idle-request", replace(base, batch=Batch([(1, 9), (0, 12), (2, 33)])), False),
@@ -119,8 +122,10 @@ def _matrix() -> list[tuple[str, Dense, bool]]:
         ("window-8", replace(base, window=8), False),
         ("window-over-length", replace(base, window=500), False),
         ("window-decode", replace(base, window=16, batch=DECODE), False),
-        ("soft-cap", replace(base, soft_cap=5.0), False),
-        ("soft-cap-window", replace(base, soft_cap=3.0, window=9, dtype=torch.float32), False),
+        ("soft-cap", replace(base, scale=0.5, soft_cap=5.0), False),
+        ("soft-cap-window", replace(base, scale=0.5, soft_cap=3.0, window=9, dtype=torch.float32), False),
+        ("scale-usual", replace(base, scale=base.head_size**-0.5), False),
+        ("mla-scale-deepseek", replace(mla, scale=192**-0.5, batch=DECODE), False),
         ("bidirectional", replace(base, causal=False), False),
         ("int64-index", replace(base, index_dtype=torch.int64), False),
         ("result-allocated", replace(base, given_out=False), False),
@@ -149,7 +154,7 @@ def _build(point: Dense, lab: Lab) -> dict[str, Any]:
         )
         fill_live(lab, v_cache, tensors, point.page, dead)
     args: dict[str, Any] = {"q": _queries(point, lab), "k_cache": k_cache, "v_cache": v_cache, **tensors}
-    args["scale"] = point.head_size**-0.5 * (4 if point.soft_cap else 1)
+    args["scale"] = point.scale or draw_scale(lab.constants, point.head_size)
     args.update(causal=point.causal, window=point.window, logits_soft_cap=point.soft_cap)
     if point.mla:
         args["v_dim"] = point.v_head_size
@@ -197,7 +202,7 @@ def _bad() -> Case:
         "block_table: negative page": lambda lab, args: {"block_table": torch.full_like(args["block_table"], -1)},
         "q_starts.shape": lambda lab, args: {"q_starts": args["q_starts"][1:]},
         "q_starts: descending": lambda lab, args: {"q_starts": args["q_starts"].flip(0)},
-        "seq_lens: over the table": lambda lab, args: {"seq_lens": args["seq_lens"] + 1000},
+        "seq_lens: over the table": lambda lab, args: {"seq_lens": args["seq_lens"] + 1000, "max_seq_tokens": 0},
         "seq_lens: fewer than queries": lambda lab, args: {"seq_lens": torch.ones_like(args["seq_lens"])},
         "scale": lambda lab, args: {"scale": math.inf},
         "window": lambda lab, args: {"window": -1},

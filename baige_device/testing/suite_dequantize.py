@@ -160,6 +160,7 @@ def _bad() -> Case:
         "block": lambda lab, args: {"block": (0, 64)},
         "payload.stride": lambda lab, args: {"payload": args["payload"].T.contiguous().T},
         "dtype": lambda lab, args: {"out": None, "dtype": torch.int32},
+        "dtype: a str": lambda lab, args: {"out": None, "dtype": "bfloat16"},
         "out.shape": lambda lab, args: {"out": args["out"][1:]},
         "out.dtype": lambda lab, args: {"out": args["out"].view(torch.int16)},
     }

@@ -246,6 +246,7 @@ def _bad(op: str) -> Case:
         "src_rows: -2": lambda lab, args: {"src_rows": torch.full_like(args["src_rows"], -2)},
         "dst_rows: beyond the pool": lambda lab, args: {"dst_rows": args["dst_rows"] + num_rows(args["dst"])},
         "dst_rows: -5": lambda lab, args: {"dst_rows": torch.full_like(args["dst_rows"], -5)},
+        "dst_rows: one row twice": lambda lab, args: {"dst_rows": _first_again_last(args["dst_rows"])},
         "src_rows: float": lambda lab, args: {"src_rows": args["src_rows"].float()},
         "dst_rows: shorter": lambda lab, args: {"dst_rows": args["dst_rows"][1:]},
         "dst.shape: other width": lambda lab, args: {"dst": _build(wide, lab)["dst"]},
@@ -262,6 +263,10 @@ def _bad(op: str) -> Case:
             "dst_offsets": lab.tensor([num_rows(args["dst"])], torch.int32)
         }
     return bad_inputs(op, partial(_build, point), changes, point.params, mutates=("dst",))
+
+
+def _first_again_last(rows: Tensor) -> Tensor:
+    return torch.cat([rows[:-1], rows[:1]])
 
 
 def _large(op: str, lab: Lab) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from baige_device.errors import ContractError
+from baige_device.ops.host_alloc.contract import HostBuffer
 from baige_device.testing.cases import Case
 from baige_device.testing.checks import expect
 from baige_device.testing.lab import Lab
@@ -30,7 +31,9 @@ def cases() -> list[Case]:
 
 
 def _allocate(size: int, lab: Lab) -> float:
-    with lab.ops.host_alloc(size) as buffer:
+    made = lab.ops.host_alloc(size)
+    expect(isinstance(made, HostBuffer), f"result: expected a HostBuffer, got {type(made).__name__}")
+    with made as buffer:
         tensor = buffer.tensor
         expect(tensor.dtype == torch.uint8, f"tensor.dtype: expected uint8, got {tensor.dtype}")
         expect(tuple(tensor.shape) == (size,), f"tensor.shape: expected [{size}], got {list(tensor.shape)}")

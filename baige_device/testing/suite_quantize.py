@@ -144,6 +144,10 @@ def _arrange(layout: str, weight: Tensor) -> Tensor:
 
 def _verify(call: Call) -> float:
     weight, block, wire = call.before["weight"].double(), call.before["block"], call.before["wire"]
+    expect(
+        isinstance(call.result, tuple) and len(call.result) == 2,
+        f"result: expected the tuple (payload, scales), got {type(call.result).__name__}",
+    )
     payload, scales = call.result
     dtype, largest = WIRE_FORMATS[wire]
     expect(payload.dtype == dtype, f"payload.dtype: expected {dtype}, got {payload.dtype}")
@@ -153,7 +157,8 @@ def _verify(call: Call) -> float:
     shape = scale_shape(weight.shape[0], weight.shape[1], block)
     expect(tuple(scales.shape) == shape, f"scales.shape: expected {list(shape)}, got {list(scales.shape)}")
     got = scales.cpu().double()
-    expect(bool((got.isfinite() & (got > 0)).all()), f"scales: expected finite and > 0, got {got.tolist()}")
+    for place in (~got.isfinite() | (got <= 0)).nonzero().tolist():
+        expect(False, f"scales{place}: expected finite and > 0, got {got[tuple(place)].item()}")
     if wire == "bf16":
         check_equal("scales", got, torch.ones_like(got))
         largest_bf16 = torch.finfo(torch.bfloat16).max

@@ -93,6 +93,7 @@ def _matrix() -> list[tuple[str, Resolve, bool]]:
         ("padded-state-stride", replace(base, layout="state-gap"), False),
         ("no-rows", replace(base, rows=0), False),
         ("no-keys", replace(base, keys=0), False),
+        ("no-states", replace(base, rows=3, states=0), False),
         ("topk-2048-hot-4096", replace(base, rows=3, keys=2048, slots=4096, states=3, lru_dtype=torch.int16), False),
         ("topk-129-hot-257", replace(base, rows=4, keys=129, slots=257, states=4), False),
         ("union-over-hot", replace(base, rows=9, states=3, shared=True, overfull=True, keys=12), False),

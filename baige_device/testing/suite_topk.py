@@ -99,6 +99,8 @@ def _matrix() -> list[tuple[str, Index, bool]]:
         *found,
         ("topk-2048-of-2100", replace(base, batch=Batch([(1, 2100)]), topk=2048, heads=4), False),
         ("no-requests", replace(base, batch=Batch([])), False),
+        ("no-requests-padded", replace(base, batch=Batch([], padding_rows=3)), False),
+        ("no-tokens", replace(base, batch=Batch([(0, 12), (0, 90)])), False),
         ("padding-rows", replace(base, batch=Batch([(1, 90), (2, 33)], padding_rows=4)), True),
         ("padded-requests", replace(base, batch=Batch([(1, 90), (1, 0), (1, 0)])), False),
         ("idle-request", replace(base, batch=Batch([(1, 90), (0, 70), (1, 33)])), False),
@@ -241,7 +243,7 @@ def _bad() -> Case:
         "k_cache.shape": lambda lab, args: {"k_cache": args["k_cache"][..., :7]},
         "topk": lambda lab, args: {"topk": 0},
         "k_scales.shape": lambda lab, args: {"k_scales": args["k_scales"][1:]},
-        "seq_lens: over the table": lambda lab, args: {"seq_lens": args["seq_lens"] + 100_000},
+        "seq_lens: over the table": lambda lab, args: {"seq_lens": args["seq_lens"] + 100_000, "max_seq_tokens": 0},
         "block_table: negative page": lambda lab, args: {"block_table": torch.full_like(args["block_table"], -4)},
         "out.dtype": lambda lab, args: {"out": args["out"].long()},
     }

@@ -21,9 +21,10 @@ def clean_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
     )
     wheel = next(folder.glob("*.whl"))
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", f"{wheel}[kunlun]"], check=True, capture_output=True)
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", f"{wheel}[kunlun]"]
+    subprocess.run(install, check=True, capture_output=True)
     return python
 
 

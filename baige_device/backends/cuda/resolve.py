@@ -64,7 +64,7 @@ def hot_cache_resolve(
 ) -> ResolvePlan:
     """See the contract. Fastest when K and H are at most 4096 and each row has a state of its own.
 
-    A row's misses come in the order in which it names them, or by key when several rows share the state or it is longer.
+    A row's misses come in the order in which it names them, or by key where it is longer or shares its state.
     """
     plan = empty_plan(keys) if out is None else out
     _refuse_strided(plan)

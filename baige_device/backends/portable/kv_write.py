@@ -7,6 +7,7 @@ from torch import Tensor
 
 from baige_device.backends.portable.kv_write_kernels import kv_write_kernel
 from baige_device.backends.portable.runtime import INTERPRET, launching_on, power_of_2
+from baige_device.ops.kv_write.reference import converted
 
 __all__ = ["kv_write"]
 
@@ -19,7 +20,7 @@ def kv_write(values: Tensor, cache: Tensor, slots: Tensor) -> None:
     if values.numel() == 0:
         return
     if INTERPRET:
-        values = values.to(cache.dtype)  # the interpreter's own conversions round toward zero
+        values = converted(values, cache.dtype)  # the interpreter's own conversions round toward zero
     convert = values.dtype != cache.dtype
     to_e4m3 = convert and cache.dtype == torch.float8_e4m3fn
     if not convert and values.element_size() == 1:

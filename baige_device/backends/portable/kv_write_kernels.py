@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-E4M3_LARGEST_ROUNDED = tl.constexpr(464.0)  # halfway between 448 and the first value that e4m3fn cannot hold
+E4M3_LARGEST = tl.constexpr(448.0)
 
 
 @triton.jit
@@ -40,7 +40,8 @@ def kv_write_kernel(
         if CONVERT:
             value = value.to(tl.float32)
             if TO_E4M3:
-                # The conversion instruction saturates; the op rounds and leaves what does not fit as NaN.
-                value = tl.where(tl.abs(value) > E4M3_LARGEST_ROUNDED, float("nan"), value)
+                # Not every chip's conversion saturates. Comparisons are false for NaN, which stays.
+                value = tl.where(value > E4M3_LARGEST, E4M3_LARGEST, value)
+                value = tl.where(value < -E4M3_LARGEST, -E4M3_LARGEST, value)
             value = value.to(cache.dtype.element_ty)
         tl.store(cache + page * c_page + row * c_row + (g * c_g)[:, None] + d[None, :], value, mask=inside)

@@ -99,9 +99,10 @@ class HostSizes:
         )
         needed = -(-needed_tokens // self.block_tokens) + 1  # the block manager keeps one block for itself
         if blocks < needed:
-            side = "hisparse.host_gib_per_node" if self.host_blocks < needed else "the device's KV budget"
+            on_host = self.host_blocks < needed
+            side = "hisparse.host_gib_per_node" if on_host else "hisparse: the device's KV budget"
             raise HostMemoryError(
-                f"hisparse: {side}: a request of {needed_tokens} tokens needs {needed} blocks; {text}; raise it, or "
+                f"{side}: a request of {needed_tokens} tokens needs {needed} blocks; {text}; raise it, or "
                 "lower --max-model-len, --max-num-seqs or hisparse.hot_tokens"
             )
         return blocks, text

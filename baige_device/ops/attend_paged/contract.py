@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -13,13 +11,17 @@ from baige_device.ops.base import (
     Cost,
     OpContract,
     check_dtype,
+    check_finite,
     check_inner_contiguous,
+    check_not_empty,
+    check_not_input,
     check_number,
     check_same_device,
     check_shape,
+    check_writable,
 )
 
-__all__ = ["CONTRACT", "FLOATS", "attend_paged", "check_batch", "check_batch_values", "check_out"]
+__all__ = ["CONTRACT", "FLOATS", "attend_paged", "check_batch", "check_batch_values", "check_bounds", "check_out"]
 
 _OP = "attend_paged"
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -64,8 +66,8 @@ def attend_paged(  # type: ignore[empty-body]
     Returns:
         out `[T, H, Dv]` of q's dtype and lse (natural log) fp32 `[T, H]`. Padded and empty rows give 0 and -inf.
     Raises:
-        ContractError: shapes, dtypes, devices; with checked values, lengths that exceed the table, or more queries
-            than tokens.
+        ContractError: shapes, dtypes, devices, `out` in the memory of q; with checked values, lengths that exceed the
+            table or their bounds, or more queries than tokens.
     Cost: reads K and V of every request once, 2·H·(D+Dv) FLOPs per query and visible token.
     """
 
@@ -101,15 +103,25 @@ def check_batch_values(
             raise ContractError(op, f"block_table[{row}]", f"pages in [0, {pages})", str(used.tolist()))
 
 
+def check_bounds(op: str, values: bool, q_starts: Tensor, seq_lens: Tensor, queries: int, tokens: int) -> None:
+    """Checks of `max_query_tokens` and `max_seq_tokens`; with `values`, against the lengths that they bound."""
+    for name, bound, of in (("max_query_tokens", queries, q_starts.diff()), ("max_seq_tokens", tokens, seq_lens)):
+        check_number(op, name, bound, 0)
+        if values and bound and of.numel() and int(of.max()) > bound:
+            raise ContractError(op, name, f"0 or >= {int(of.max())}, the longest", str(bound))
+
+
 def check_out(op: str, q: Tensor, v_dim: int, out: Tensor | None, lse: Tensor | None) -> None:
     """Checks of the optional output buffers."""
     if out is not None:
         check_dtype(op, "out", out, (q.dtype,))
         check_shape(op, "out", out, (q.shape[0], q.shape[1], v_dim))
         check_inner_contiguous(op, "out", out)
+        check_writable(op, "out", out)
     if lse is not None:
         check_dtype(op, "lse", lse, (torch.float32,))
         check_shape(op, "lse", lse, (q.shape[0], q.shape[1]))
+        check_writable(op, "lse", lse)
     check_same_device(op, q=q, out=out, lse=lse)
 
 
@@ -137,6 +149,8 @@ def check(
     check_dtype(_OP, "k_cache", k_cache, FLOATS)
     check_shape(_OP, "k_cache", k_cache, ("P", "N", "G", q.shape[2]))
     check_inner_contiguous(_OP, "k_cache", k_cache)
+    check_not_empty(_OP, "q", q, 1, 2)
+    check_not_empty(_OP, "k_cache", k_cache, 1)
     groups = k_cache.shape[2]
     if groups == 0 or q.shape[1] % groups:
         raise ContractError(_OP, "q.shape[1]", f"a multiple of the {groups} kv heads", str(q.shape[1]))
@@ -150,10 +164,12 @@ def check(
     check_batch(_OP, q, block_table, q_starts, seq_lens)
     check_same_device(_OP, q=q, k_cache=k_cache, v_cache=v_cache)
     check_number(_OP, "window", window, 0)
-    check_number(_OP, "logits_soft_cap", logits_soft_cap, 0)
-    if not math.isfinite(scale):
-        raise ContractError(_OP, "scale", "a finite number", str(scale))
+    check_finite(_OP, "logits_soft_cap", logits_soft_cap, 0)
+    check_finite(_OP, "scale", scale)
     check_out(_OP, q, v_dim if v_cache is None else v_cache.shape[3], out, lse)
+    if out is not None:
+        check_not_input(_OP, "out", out, q=q)
+    check_bounds(_OP, values, q_starts, seq_lens, max_query_tokens, max_seq_tokens)
     if values:
         check_batch_values(_OP, q, k_cache, block_table, q_starts, seq_lens)
 

@@ -67,7 +67,8 @@ def check(
         check_shape(_OP, "out", out, tuple(payload.shape))
         check_inner_contiguous(_OP, "out", out)
     elif dtype not in FLOAT_DTYPES:
-        raise ContractError(_OP, "dtype", "bfloat16 or float16 or float32", str(dtype).removeprefix("torch."))
+        got = str(dtype) if isinstance(dtype, torch.dtype) else f"the {type(dtype).__name__} {dtype!r}"
+        raise ContractError(_OP, "dtype", "torch.bfloat16, torch.float16 or torch.float32", got)
 
 
 def cost(

@@ -12,11 +12,14 @@ from baige_device.ops.base import (
     INDEX_DTYPES,
     Cost,
     OpContract,
+    check_distinct,
     check_dtype,
     check_index_values,
     check_inner_contiguous,
+    check_not_input,
     check_same_device,
     check_shape,
+    check_writable,
 )
 
 __all__ = ["CONTRACT", "ResolvePlan", "empty_plan", "hot_cache_resolve"]
@@ -63,8 +66,9 @@ def hot_cache_resolve(  # type: ignore[empty-body]
         A miss wanted by several rows of one state is listed once, in the first of them. When the union exceeds H, the
         keys without room get slot -1 and are in no plan; checked mode raises instead.
     Raises:
-        ContractError: shapes, dtypes, K > H; with checked values, state rows outside `[-1, R)`, one state's union > H,
-            or an `lru_slots` row that is no permutation.
+        ContractError: shapes, dtypes, K > H, a plan in the memory of `keys`; with checked values, state rows outside
+            `[-1, R)`, keys below -1, one state's union > H, a key in two slots, or an `lru_slots` row that is no
+            permutation.
     Cost: reads and writes the states once; no host synchronisation.
     """
 
@@ -112,16 +116,21 @@ def _check_out(keys: Tensor, out: ResolvePlan) -> None:
         have: Tensor = getattr(out, name)
         check_shape(_OP, f"out.{name}", have, tuple(want.shape))
         check_dtype(_OP, f"out.{name}", have, (want.dtype,))
+        check_writable(_OP, f"out.{name}", have)
+        check_not_input(_OP, f"out.{name}", have, keys=keys)
     check_same_device(_OP, keys=keys, **out._asdict())
 
 
 def _check_values(keys: Tensor, state_rows: Tensor, slot_keys: Tensor, lru_slots: Tensor) -> None:
     check_index_values(_OP, "state_rows", state_rows, slot_keys.shape[0])
+    check_index_values(_OP, "keys", keys, torch.iinfo(keys.dtype).max)
     for state in torch.unique(state_rows[state_rows >= 0]).tolist():
         order = lru_slots[state].long().sort().values
-        if not torch.equal(order, torch.arange(order.numel(), device=order.device)):
-            got = str(lru_slots[state].tolist())
-            raise ContractError(_OP, f"lru_slots[{state}]", "a permutation of the slots", got)
+        wrong = (order != torch.arange(order.numel(), device=order.device)).nonzero()
+        if len(wrong):
+            got = f"no slot {int(wrong[0])}"
+            raise ContractError(_OP, f"lru_slots[{state}]", f"a permutation of the {order.numel()} slots", got)
+        check_distinct(_OP, f"slot_keys[{state}]", slot_keys[state])
         wanted = keys[state_rows == state]
         union = torch.unique(wanted[wanted >= 0]).numel()
         if union > slot_keys.shape[1]:

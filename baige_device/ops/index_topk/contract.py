@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 from baige_device.errors import ContractError
-from baige_device.ops.attend_paged.contract import FLOATS, check_batch, check_batch_values
+from baige_device.ops.attend_paged.contract import FLOATS, check_batch, check_batch_values, check_bounds
 from baige_device.ops.base import (
     Cost,
     OpContract,
     check_dtype,
     check_inner_contiguous,
+    check_not_empty,
     check_number,
     check_same_device,
     check_shape,
+    check_writable,
 )
 
 __all__ = ["CONTRACT", "index_topk"]
@@ -82,6 +84,8 @@ def check(
     check_dtype(_OP, "k_cache", k_cache, (q.dtype,))
     check_shape(_OP, "k_cache", k_cache, ("P", "N", q.shape[2]))
     check_inner_contiguous(_OP, "k_cache", k_cache)
+    check_not_empty(_OP, "q", q, 1, 2)
+    check_not_empty(_OP, "k_cache", k_cache, 1)
     check_batch(_OP, q, block_table, q_starts, seq_lens)
     check_same_device(_OP, q=q, weights=weights, k_cache=k_cache, k_scales=k_scales, out=out)
     check_number(_OP, "topk", topk, 1)
@@ -93,6 +97,8 @@ def check(
     if out is not None:
         check_dtype(_OP, "out", out, (torch.int32,))
         check_shape(_OP, "out", out, (q.shape[0], topk))
+        check_writable(_OP, "out", out)
+    check_bounds(_OP, values, q_starts, seq_lens, max_query_tokens, max_seq_tokens)
     if values:
         check_batch_values(_OP, q, k_cache, block_table, q_starts, seq_lens)
 

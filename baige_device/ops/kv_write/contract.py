@@ -9,6 +9,7 @@ from baige_device.ops.base import (
     INDEX_DTYPES,
     Cost,
     OpContract,
+    check_distinct,
     check_dtype,
     check_index_values,
     check_inner_contiguous,
@@ -34,8 +35,10 @@ def kv_write(values: Tensor, cache: Tensor, slots: Tensor) -> None:
         cache: `[P, N, G, D]`, any outer strides, D dense, updated. Rows whose slot is not named keep their content.
         slots: int32 or int64 `[T']`, T' >= T. -1 writes nothing. A slot must not appear twice.
     Raises:
-        ContractError: shapes, dtypes or devices; with checked values, a slot outside `[-1, P*N)`.
-    A floating-point `values` of another dtype than the cache is converted (round to nearest), no scaling.
+        ContractError: shapes, dtypes or devices; with checked values, a slot outside `[-1, P*N)` or named twice.
+    A floating-point `values` of another dtype than the cache is converted (round to nearest), no scaling. Into a float8
+    cache it saturates: what is beyond its range, infinities too, becomes the largest finite value of the same sign (448
+    for e4m3fn). NaN stays NaN.
     Cost: reads and writes T rows.
     """
 
@@ -53,7 +56,9 @@ def check(checked_values: bool, values: Tensor, cache: Tensor, slots: Tensor) ->
     check_number(_OP, "slots.shape[0]", slots.shape[0], values.shape[0])
     check_same_device(_OP, cache=cache, values=values, slots=slots)
     if checked_values:
-        check_index_values(_OP, "slots", slots[: values.shape[0]], cache.shape[0] * cache.shape[1])
+        named = slots[: values.shape[0]]
+        check_index_values(_OP, "slots", named, cache.shape[0] * cache.shape[1])
+        check_distinct(_OP, "slots", named)
 
 
 def cost(values: Tensor, cache: Tensor, slots: Tensor) -> Cost:

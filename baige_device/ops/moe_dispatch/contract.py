@@ -20,6 +20,7 @@ from baige_device.ops.base import (
     check_same_device,
     check_shape,
     group_rank_and_size,
+    raise_together,
 )
 
 if TYPE_CHECKING:
@@ -79,8 +80,10 @@ def moe_dispatch(  # type: ignore[empty-body]
     Returns:
         `ExpertBatch`. N = 1 is a permutation. Rows of one expert keep the order (source rank, token).
     Raises:
-        ContractError: bad arguments. CapacityError: T > max_tokens_per_rank on some rank, or ranks that disagree on
-            the maximum; raised on every rank, naming rank and numbers, before any payload moves.
+        ContractError: bad arguments; with checked values on every rank, naming the rank, as soon as one rank's are bad
+            (without, the other ranks wait for the one that raised).
+        CapacityError: T > max_tokens_per_rank on some rank, or ranks that disagree on the maximum; raised on every
+            rank, naming rank and numbers, before any payload moves.
     Cost: each token's row crosses the link once per remote rank (flat) or once per remote expert.
     """
 
@@ -99,6 +102,31 @@ def check(
     x_scales: Tensor | None = None,
 ) -> None:
     size = group_rank_and_size(group)[1]
+    numbers = (num_experts, layout, max_tokens_per_rank, alignment)
+    if not values or size == 1:
+        _check(values, size, x, topk_ids, topk_weights, x_scales, *numbers)
+        return
+    error = None
+    try:
+        _check(values, size, x, topk_ids, topk_weights, x_scales, *numbers)
+    except ContractError as own:
+        error = own
+    raise_together(_OP, error, group)
+
+
+def _check(
+    values: bool,
+    size: int,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    x_scales: Tensor | None,
+    num_experts: int,
+    layout: str,
+    max_tokens_per_rank: int,
+    alignment: int,
+) -> None:
+    """This rank's arguments."""
     check_shape(_OP, "x", x, ("T", "H"))
     check_inner_contiguous(_OP, "x", x)
     if x.element_size() not in (1, 2, 4):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -14,8 +12,10 @@ from baige_device.ops.base import (
     Cost,
     OpContract,
     check_dtype,
+    check_finite,
     check_index_values,
     check_inner_contiguous,
+    check_not_input,
     check_number,
     check_same_device,
     check_shape,
@@ -63,7 +63,8 @@ def sparse_attention(  # type: ignore[empty-body]
     Returns:
         out `[T, H, Dv]` of q's dtype and lse (natural log) fp32 `[T, H]`; a query with no valid row gets 0 and -inf.
     Raises:
-        ContractError: shapes, dtypes, formats, half a second set; with checked values, a row id outside the pool.
+        ContractError: shapes, dtypes, formats, half a second set, `out` in the memory of q; with checked values, a row
+            id outside the pool or twice in a list.
     Offsets are int64. Values of masked rows (even NaN) never reach the output.
     Cost: reads K rows a query and kv head, 2·H·(D+Dv)·K FLOPs a query.
     """
@@ -140,14 +141,26 @@ def check(
             raise ContractError(_OP, "extra_v.shape[-1]", f"Dv = {width} (as v_rows)", str(extra_width))
     check_same_device(_OP, q=q, k_rows=k_rows, v_rows=v_rows, indices=indices)
     check_same_device(_OP, q=q, extra_k=extra_k, extra_v=extra_v, extra_indices=extra_indices)
-    if not math.isfinite(scale):
-        raise ContractError(_OP, "scale", "a finite number", str(scale))
+    check_finite(_OP, "scale", scale)
     check_out(_OP, q, width, out, lse)
+    if out is not None:
+        check_not_input(_OP, "out", out, q=q)
     check_number(_OP, "reserved_sms", reserved_sms, 0)
     if values:
-        check_index_values(_OP, "indices", indices, kv_rows(k_rows))
+        _check_lists("indices", indices, k_rows)
         if extra_k is not None and extra_indices is not None:
-            check_index_values(_OP, "extra_indices", extra_indices, kv_rows(extra_k))
+            _check_lists("extra_indices", extra_indices, extra_k)
+
+
+def _check_lists(argument: str, lists: Tensor, rows: Tensor) -> None:
+    check_index_values(_OP, argument, lists, kv_rows(rows))
+    ordered = lists.sort(-1).values
+    twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).nonzero()
+    if len(twice):
+        token, group, at = twice[0].tolist()
+        raise ContractError(
+            _OP, f"{argument}[{token}, {group}]", "distinct rows", f"{int(ordered[token, group, at])} twice"
+        )
 
 
 def cost(

@@ -10,6 +10,7 @@ from baige_device.ops.base import (
     INDEX_DTYPES,
     Cost,
     OpContract,
+    check_distinct,
     check_dtype,
     check_index_values,
     check_inner_contiguous,
@@ -43,7 +44,8 @@ def uva_sparse_gather(
         dst: device pool, same dtype and W as `src`. Rows that no entry names keep their content.
         src_rows: int32 or int64 `[N]` or `[B, M]` on the device of `dst`. -1 reads nothing; its destination row becomes
             zeros.
-        dst_rows: like `src_rows`. -1 skips the entry. A destination row must not appear twice.
+        dst_rows: like `src_rows`. -1 skips the entry. A destination row must not appear twice before the counts, in one
+            list or in two, after `dst_offsets`.
         count: int32 `[1]` for flat plans, `[B]` for plans by request, on the device: entries at and after the count are
             ignored and never read. None means all entries. The host never reads it, so graphs can be replayed with
             other counts.
@@ -52,7 +54,8 @@ def uva_sparse_gather(
             -1. None adds nothing.
         max_sms: upper bound on the cores used; 0 leaves it to the backend.
     Raises:
-        ContractError: shapes, dtypes, strides or devices differ; with checked values, a row id outside the pool.
+        ContractError: shapes, dtypes, strides or devices differ; with checked values, a row id outside the pool or a
+            destination row named twice.
     Offsets are int64 from the first multiplication. Entries are visited in order, so sort or group them by locality.
     Cost: each copied row crosses the host link once. Queued on the current stream; no host synchronisation.
     """
@@ -85,8 +88,10 @@ def check_copy(
     dst_rows: Tensor,
     count: Tensor | None,
     dst_offsets: Tensor | None = None,
+    *,
+    minus_writes: bool,
 ) -> None:
-    """The checks that gather and scatter share."""
+    """The checks that gather and scatter share; `minus_writes` says whether a -1 of the sources writes its row."""
     for name, pool in (("src", src), ("dst", dst)):
         if pool.dim() not in (2, 3):
             raise ContractError(op, f"{name}.shape", "[S, W] or [P, N, W]", str(list(pool.shape)))
@@ -100,8 +105,10 @@ def check_copy(
         check_index_values(op, "src_rows", torch.where(live, src_rows, -1), num_rows(src))
         named = torch.where(live, dst_rows, -1)
         check_index_values(op, "dst_rows", named, num_rows(dst))
+        rows = offset_rows(named, dst_offsets)
         if dst_offsets is not None:
-            _check_offset_rows(op, named, offset_rows(named, dst_offsets), num_rows(dst))
+            _check_offset_rows(op, named, rows, num_rows(dst))
+        check_distinct(op, "dst_rows", rows if minus_writes else torch.where(src_rows < 0, -1, rows))
 
 
 def _check_plan(op: str, src_rows: Tensor, dst_rows: Tensor, count: Tensor | None, dst_offsets: Tensor | None) -> None:
@@ -146,7 +153,7 @@ def check(
     dst_offsets: Tensor | None = None,
     max_sms: int = 0,
 ) -> None:
-    check_copy(_OP, values, src, dst, src_rows, dst_rows, count, dst_offsets)
+    check_copy(_OP, values, src, dst, src_rows, dst_rows, count, dst_offsets, minus_writes=True)
     check_same_device(_OP, dst=dst, dst_rows=dst_rows)
     check_number(_OP, "max_sms", max_sms, 0)
 

@@ -28,11 +28,13 @@ def uva_sparse_scatter(
 
     Args:
         src: device pool. dst: host pool from `host_alloc`, same dtype and W. Rows that no entry names stay.
-        src_rows, dst_rows: int32 or int64 `[N]` or `[B, M]` on the device of `src`.
+        src_rows, dst_rows: int32 or int64 `[N]` or `[B, M]` on the device of `src`. A destination row must not appear
+            twice among the entries that copy, in one list or in two; what a skipped entry names does not count.
         count: int32 `[1]` or `[B]` on the device, or None for all entries.
         max_sms: upper bound on the cores used; 0 leaves it to the backend.
     Raises:
-        ContractError: shapes, dtypes, strides or devices differ; with checked values, a row id outside the pool.
+        ContractError: shapes, dtypes, strides or devices differ; with checked values, a row id outside the pool or a
+            destination row named twice.
     Cost: each copied row crosses the host link once. Queued on the current stream: the host may read the rows only
     after that stream has been synchronised.
     """
@@ -48,7 +50,7 @@ def check(
     *,
     max_sms: int = 0,
 ) -> None:
-    check_copy(_OP, values, src, dst, src_rows, dst_rows, count)
+    check_copy(_OP, values, src, dst, src_rows, dst_rows, count, minus_writes=False)
     check_same_device(_OP, src=src, src_rows=src_rows)
     check_number(_OP, "max_sms", max_sms, 0)
 

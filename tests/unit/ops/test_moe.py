@@ -157,6 +157,28 @@ def test_capacity_is_refused_on_all_ranks_alike() -> None:
     assert run_ranks(2, capacity_worker) == [wanted, wanted]
 
 
+def bad_ids_worker() -> list[str]:
+    ops = baige_device.activate(Settings(backend="reference", checks="values")).ops
+    x, ids, weights = make_tokens(4, 0)
+    messages = []
+    for bad_ranks in ([1], [0, 1], []):
+        changed = ids.clone()
+        if torch.distributed.get_rank() in bad_ranks:
+            changed[3, 0] = EXPERTS + torch.distributed.get_rank()
+        try:
+            batch = ops.moe_dispatch(x, changed, weights, num_experts=EXPERTS, layout="flat", max_tokens_per_rank=4)
+            ops.moe_combine(batch.x, batch)
+        except ContractError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_bad_values_of_one_rank_are_refused_on_all_ranks_alike() -> None:
+    wanted = f"moe_dispatch: topk_ids[3, 0]: expected -1 or an index in [0, {EXPERTS}), got"
+    messages = [f"{wanted} {EXPERTS + 1} on rank 1", f"{wanted} {EXPERTS} on rank 0"]
+    assert run_ranks(2, bad_ids_worker) == [messages, messages]
+
+
 def test_capacity_on_one_rank(ops: OpTable) -> None:
     with pytest.raises(CapacityError, match="expected at most max_tokens_per_rank = 128, got 129 tokens on rank 0"):
         ops.moe_dispatch(*make_tokens(129, 0), num_experts=EXPERTS, layout="flat", max_tokens_per_rank=128)

@@ -70,3 +70,34 @@ def test_row_outside_a_pool_is_refused_but_not_behind_the_count(ops: OpTable) ->
         ops.uva_sparse_gather(src, dst, rows, torch.tensor([0, 1]))
     ops.uva_sparse_gather(src, dst, rows, torch.tensor([0, 1]), torch.tensor([1], dtype=torch.int32))
     assert dst.tolist() == [[1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("op", ["uva_sparse_gather", "uva_sparse_scatter"])
+def test_a_destination_named_twice_is_refused_but_not_behind_the_count(ops: OpTable, op: str) -> None:
+    src, dst, sources = torch.ones(4, 2), torch.zeros(4, 2), torch.tensor([[0, 1], [2, 3]])
+    twice = torch.tensor([[3, -1], [0, 3]])
+    with pytest.raises(
+        ContractError, match=r"dst_rows\[1, 1\]: expected each row named once, got 3 as in dst_rows\[0, 0\]"
+    ):
+        getattr(ops, op)(src, dst, sources, twice)
+    assert not dst.any()
+    getattr(ops, op)(src, dst, sources, twice, torch.tensor([2, 1], dtype=torch.int32))
+    assert dst[:, 0].tolist() == [1, 0, 0, 1]
+
+
+def test_local_slots_may_be_equal_where_their_offsets_differ(ops: OpTable) -> None:
+    src, dst, rows = torch.ones(2, 2), torch.zeros(4, 2), torch.tensor([[0, 1], [0, 1]])
+    ops.uva_sparse_gather(src, dst, rows, rows, dst_offsets=torch.tensor([0, 2]))
+    assert dst.eq(1).all()
+    with pytest.raises(
+        ContractError, match=r"dst_rows\[1, 0\]: expected each row named once, got 1 as in dst_rows\[0, 1\]"
+    ):
+        ops.uva_sparse_gather(src, dst, rows, rows, dst_offsets=torch.tensor([0, 1]))
+
+
+def test_a_zeroed_row_counts_in_a_gather_and_a_skipped_one_not_in_a_scatter(ops: OpTable) -> None:
+    src, dst, sources, twice = torch.ones(2, 2), torch.zeros(2, 2), torch.tensor([0, -1]), torch.tensor([1, 1])
+    with pytest.raises(ContractError, match=r"dst_rows\[1\]: expected each row named once"):
+        ops.uva_sparse_gather(src, dst, sources, twice)
+    ops.uva_sparse_scatter(src, dst, sources, twice)
+    assert dst[:, 0].tolist() == [0, 1]

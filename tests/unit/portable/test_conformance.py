@@ -24,12 +24,14 @@ _CASES = {
     """,
     "attend_paged": """
         mixed-bfloat16 mla-small decode-float16 heads-9-kv-3 head-size-80-80 length-0 length-17 page-1
-        padded-requests window-8 soft-cap cache-page-gap bidirectional mla-decode-float32
+        padded-requests window-8 soft-cap cache-page-gap bidirectional mla-decode-float32 mla-scale-deepseek
+        no-tokens no-requests-padded
     """,
     "sparse_attention": """
         mla-half mla-all-minus mla-extra-half mla-page-gap mla-small mla-topk-0 mla-topk-65 mla-float32
         gqa-half gqa-extra-half gqa-ragged-heads gqa-v-narrower gqa-interleaved-cache fp8-half fp8-one-key
         fp8-extra-half fp8-all-minus fp8-page-gap fp8-float16 fp8-int64-index two-sets-equal-merge
+        mla-tokens-0 fp8-tokens-0
     """,
     "merge_attention": """
         bfloat16 a-empty-bfloat16 both-empty-float32 far-apart-bfloat16 tokens-129 width-80 into-part-a
@@ -37,10 +39,11 @@ _CASES = {
     """,
     "index_topk": """
         mixed-bfloat16 decode-float8_e4m3fn decode-int8 topk-65 length-0 length-65 page-1 heads-4-size-32
-        weights-negative equal-scores cache-page-gap padded-requests
+        weights-negative equal-scores cache-page-gap padded-requests no-requests-padded no-tokens
     """,
     "kv_write": """
-        dtype-bfloat16 convert-bfloat16-float8_e4m3fn convert-float32-bfloat16 row-1x656 row-5x7 minus-half
+        dtype-bfloat16 convert-bfloat16-float8_e4m3fn saturates-bfloat16 saturates-float16 saturates-float32
+        convert-float32-bfloat16 row-1x656 row-5x7 minus-half
         cache-page-gap values-head-gap spare-slots cache-offset-1
     """,
     "moe_dispatch": """

@@ -581,6 +581,26 @@ def truncates_on_conversion(op: Op) -> Op:
 
 
 @mutant(WRITE)
+def what_does_not_fit_becomes_nan(op: Op) -> Op:
+    def broken(values: Any, cache: Any, slots: Any) -> None:
+        if cache.dtype == torch.float8_e4m3fn != values.dtype:
+            values = torch.where(values.abs() > 464, math.nan, values)
+        op(values, cache, slots)
+
+    return broken
+
+
+@mutant(WRITE)
+def nan_becomes_the_largest_number(op: Op) -> Op:
+    def broken(values: Any, cache: Any, slots: Any) -> None:
+        if cache.dtype == torch.float8_e4m3fn != values.dtype:
+            values = torch.where(values.isnan(), 448.0, values)
+        op(values, cache, slots)
+
+    return broken
+
+
+@mutant(WRITE)
 def drops_the_last_token(op: Op) -> Op:
     return lambda values, cache, slots: op(values[: values.shape[0] // 4 * 4], cache, slots)
 
