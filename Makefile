@@ -8,13 +8,13 @@ HOST_PYTHON ?= python3
 python = $$($(HOST_PYTHON) scripts/build_env.py $(1))
 # Engine tests must not look for a hub or phone home.
 OFFLINE = HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
-# Two lanes share two cores; torch's own threads would only fight.
+# The jobs of `make test` share two cores; torch's own threads would only fight.
 ONE_THREAD = OMP_NUM_THREADS=1
 SHELL = bash
 .SHELLFLAGS = -euo pipefail -c
 .ONESHELL:
 
-.PHONY: help python demo test lint test-unit test-engines test-vllm test-sglang test-new-chip conformance bench clean
+.PHONY: help python demo test lint test-unit unit-tests test-engines test-vllm test-sglang test-new-chip conformance bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,8 +26,9 @@ demo:  ## start a real engine on a real small model through baige-device and ask
 	@python=$(call python,$(or $(ENGINE),vllm))
 	exec "$$python" -m baige_device.cli demo --engine $(or $(ENGINE),vllm)
 
-test:  ## everything that CI runs, two lanes at a time
-	@$(MAKE) --no-print-directory -j2 test-unit test-engines
+# Three jobs on two cores: an engine waits for its processes and for the network at times. The longest start first.
+test:  ## everything that CI runs, three jobs at a time
+	@$(MAKE) --no-print-directory -j3 lint test-vllm test-sglang unit-tests test-new-chip
 
 lint:  ## formatting, types, import layers, documentation
 	@python=$(call python,unit)
@@ -37,7 +38,9 @@ lint:  ## formatting, types, import layers, documentation
 	"$$python" -c 'import sys; from importlinter.cli import lint_imports_command as main; sys.exit(main())'
 	"$$python" -m mkdocs --quiet build --strict --site-dir site
 
-test-unit: lint  ## lint, then the unit tests: no engine, no device
+test-unit: lint unit-tests  ## lint, and the unit tests: no engine, no device
+
+unit-tests:
 	@python=$(call python,unit)
 	$(ONE_THREAD) "$$python" -m pytest -q tests/unit
 

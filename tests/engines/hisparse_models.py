@@ -1,6 +1,6 @@
 """A tiny DeepSeek-V3.2 whose contexts are many times its top-k, with the greedy tokens that transformers generates.
 
-    python -m tests.engines.hisparse_models     # prints the model's directory; run inside an engine environment
+    python -m tests.engines.hisparse_models     # makes the model; run inside an engine environment
 
 A file of its own, since the cache key of the other models is a hash of theirs.
 """
@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from baige_device.cli.demo_model import default_cache_dir, prepare_transformers, publish
 from tests.engines import tiny_models
+from tests.engines.cached_models import cached, publish_model
 from tests.engines.tiny_models import CONFIGS, Oracle, random_prompts, randomize
 
 __all__ = ["TOPK", "model_path"]
@@ -24,13 +24,12 @@ PROMPT_TOKENS = (5, 60, 130, 200, 390, 450, 500, 640)
 
 def model_path() -> Path:
     """Directory of the model, made if it is not cached, which may take two minutes."""
+    return cached(directory(), "tests.engines.hisparse_models")
+
+
+def directory() -> str:
     sources = Path(__file__).read_bytes() + Path(tiny_models.__file__).read_bytes()
-    target = default_cache_dir() / "models" / f"test-hisparse-{hashlib.sha256(sources).hexdigest()[:12]}"
-    if not target.exists():
-        prepare_transformers()
-        with publish(target) as unfinished:
-            make(unfinished)
-    return target
+    return f"test-hisparse-{hashlib.sha256(sources).hexdigest()[:12]}"
 
 
 def make(out: Path) -> None:
@@ -52,4 +51,4 @@ def make(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(model_path())
+    publish_model(directory(), make)

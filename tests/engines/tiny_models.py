@@ -1,6 +1,6 @@
 """Small models with the greedy tokens that transformers generates from them: the exact oracle of the engine tests.
 
-    python -m tests.engines.tiny_models NAME        # prints the model's directory; run inside an engine environment
+    python -m tests.engines.tiny_models NAME        # makes the model; run inside an engine environment
 
 Each directory is a checkpoint that vLLM and SGLang both load, with ``expected.json``: a list of
 ``{"prompt": ids, "output": ids}`` (for smollm2 also ``"text"``), 16 output tokens each, generated without stopping at
@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from baige_device.cli.demo_model import default_cache_dir, prepare_smollm2, prepare_transformers, publish
+from baige_device.cli.demo_model import default_cache_dir, prepare_smollm2
+from tests.engines.cached_models import cached, publish_model
 
 OUTPUT_TOKENS = 16
 MIN_LOGIT_MARGIN = 2e-3  # between best and second: rounding in an engine moves float32 logits by about 1e-5
@@ -132,18 +133,11 @@ NAMES = (*CONFIGS, "smollm2")
 
 def model_path(name: str) -> Path:
     """Directory of the model ``name`` (one of ``NAMES``), made if it is not cached, which may take two minutes."""
-    if name not in NAMES:
-        raise ValueError(f"tiny model: name: expected one of {', '.join(NAMES)}, got {name!r}")
-    key = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    target = default_cache_dir() / "models" / f"test-{name}-{key}"
-    if not target.exists():
-        prepare_transformers()
-        with publish(target) as unfinished:
-            if name == "smollm2":
-                make_smollm2(unfinished)
-            else:
-                make_random(name, unfinished)
-    return target
+    return cached(directory(name), "tests.engines.tiny_models", name)
+
+
+def directory(name: str) -> str:
+    return f"test-{name}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]}"
 
 
 def expected_cases(path: Path) -> list[dict[str, Any]]:
@@ -270,13 +264,11 @@ class Oracle:
         return len(output) == OUTPUT_TOKENS and bool(clear) and best.indices[:, 0].tolist() == output
 
 
-def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        print(f"usage: python -m tests.engines.tiny_models {'|'.join(NAMES)}", file=sys.stderr)
-        return 2
-    print(model_path(arguments[0]))
-    return 0
+def main(name: str) -> None:
+    if name not in NAMES:
+        raise ValueError(f"tiny model: name: expected one of {', '.join(NAMES)}, got {name!r}")
+    publish_model(directory(name), make_smollm2 if name == "smollm2" else lambda out: make_random(name, out))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

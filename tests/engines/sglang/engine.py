@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+
+from tests.engines import drivers
+from tests.engines.drivers import ROOT, Run, preload
 
 __all__ = ["ROOT", "Run", "environment", "run"]
 
-ROOT = Path(__file__).resolve().parents[3]
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -21,45 +16,20 @@ QUIET = {
     "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
 }
 
-
-@dataclass(frozen=True)
-class Run:
-    """A finished driver."""
-
-    status: int
-    answers: list[dict[str, Any]]
-    log: str
-
-    @property
-    def answer(self) -> dict[str, Any]:
-        assert self.status == 0, self.log[-6000:]
-        assert len(self.answers) == 1, self.log[-6000:]
-        return self.answers[0]
+preload("tests.engines.sglang.libraries")
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment without any setting of ours, quiet and offline, plus `extra`."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("BAIGE_") or key == "BAIGE_CACHE"}
-    return kept | QUIET | dict(extra)
+    return drivers.environment(QUIET | dict(extra))
 
 
-def run(driver: str, *arguments: str, timeout_s: float = 300, stdin: str | None = None, **settings: str) -> Run:
-    """Run `tests.engines.sglang.DRIVER`; keyword arguments are environment variables.
-
-    The driver leads a process group of its own: SGLang ends whole groups when a worker fails.
-    """
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.engines.sglang.{driver}", *arguments],
-        cwd=ROOT,
-        env=environment(settings),
-        input=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        start_new_session=True,
+def run(driver: str, *arguments: str, timeout_s: float = 300, stdin: str = "", **settings: str) -> Run:
+    """Run `tests.engines.sglang.DRIVER`; keyword arguments are environment variables."""
+    return drivers.run_module(
+        f"tests.engines.sglang.{driver}",
+        *arguments,
+        variables=environment(settings),
+        timeout_s=timeout_s,
+        stdin=stdin,
     )
-    answers = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-    log = "\n".join(line for line in done.stdout.splitlines() if "server_args=" not in line)
-    return Run(done.returncode, answers, log)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.engines.sglang.generate import DEFAULTS
+from tests.engines.sglang.generate import start
 from tests.engines.tiny_models import OUTPUT_TOKENS, expected_cases
 
 ABORTED = (3, 5, 7)
@@ -25,10 +25,8 @@ PATIENCE_S = 30.0
 
 
 def main(model: str, options: dict[str, Any], phases: list[str]) -> None:
-    from sglang import Engine
-
     prompts = [case["prompt"] for case in expected_cases(Path(model))]
-    engine = Engine(model_path=model, **{**DEFAULTS, "disable_radix_cache": True, **options})
+    engine = start(model, {"disable_radix_cache": True, **options})
     sampling = {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
     report: dict[str, Any] = {"tokens": _tokens(engine.generate(input_ids=prompts, sampling_params=sampling))}
     if "aborts" in phases:

@@ -26,7 +26,7 @@ xgrammar.apply_token_bitmask_inplace = refuse  # host tensors have one, which mu
 def main(model: str, regex: str) -> None:
     from sglang import Engine
 
-    engine = Engine(model_path=model, **{**DEFAULTS, "dtype": "float16", "skip_tokenizer_init": False})
+    engine = Engine(model_path=model, **{**DEFAULTS, "dtype": "float16"})
     common: dict[str, Any] = {"temperature": 0, "max_new_tokens": 8}
     answers = engine.generate(
         input_ids=[case["prompt"] for case in expected_cases(Path(model))[:2]],

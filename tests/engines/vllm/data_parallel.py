@@ -93,7 +93,7 @@ def main() -> int:
     parser.add_argument("--rank-environment", type=json.loads, default=[{}, {}])
     arguments = parser.parse_args()
     port = free_port()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # nothing of vLLM is imported here; libraries may be
     answers = context.SimpleQueue()
     ranks = [
         context.Process(target=rank_main, args=(rank, port, arguments.model, arguments.options, environment, answers))

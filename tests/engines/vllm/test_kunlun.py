@@ -153,7 +153,7 @@ probe.probe = partial(probe.probe, Path({os.fspath(nodes)!r}))
 
 def test_where_a_chip_is_the_platform_is_for_its_tensors(tmp_path: Path) -> None:
     fresh = {"VLLM_CACHE_ROOT": os.fspath(tmp_path / "cache")}  # a filled one answers about models, too
-    answer = run("chip", **one_chip(tmp_path), **fresh).answer
+    answer = run("chip", new_interpreter=True, **one_chip(tmp_path), **fresh).answer
     assert answer == {
         "platform": "baige_device.engines.vllm.chip.ChipPlatform",
         "device_type": "cuda",
