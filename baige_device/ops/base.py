@@ -32,6 +32,7 @@ __all__ = [
     "check_writable",
     "group_rank_and_size",
     "raise_together",
+    "repeats",
 ]
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -128,12 +129,12 @@ def check_writable(op: str, argument: str, tensor: Tensor) -> None:
         raise ContractError(op, f"{argument}.stride", "memory of its own for every element", str(list(tensor.stride())))
 
 
-def check_not_input(op: str, argument: str, output: Tensor, **inputs: Tensor | None) -> None:
-    """Raise `ContractError` if the output begins where an input does. Other overlaps are not looked for."""
+def check_not_input(op: str, argument: str, output: Tensor | None, **inputs: Tensor) -> None:
+    """Raise `ContractError` if a given output begins where an input does. Other overlaps are not looked for."""
+    if output is None or output.numel() == 0 or output.device.type == "meta":
+        return
     for name, tensor in inputs.items():
-        if tensor is None or output.numel() == 0 or tensor.numel() == 0 or output.device.type == "meta":
-            continue
-        if output.data_ptr() == tensor.data_ptr():
+        if tensor.numel() and output.data_ptr() == tensor.data_ptr():
             raise ContractError(op, argument, f"memory apart from {name}", f"the memory of {name}")
 
 
@@ -152,13 +153,18 @@ def check_index_values(op: str, argument: str, index: Tensor, size: int) -> None
 def check_distinct(op: str, argument: str, ids: Tensor) -> None:
     """Raise `ContractError` if an id other than -1 appears twice. Reads the tensor."""
     values, order = ids.flatten().sort(stable=True)
-    twice = (values[1:] == values[:-1]) & (values[1:] >= 0)
+    twice = repeats(values)
     if bool(twice.any()):
         at = int(twice.nonzero()[0])
         first, second = (_position(ids, int(order[at + step])) for step in (0, 1))
         raise ContractError(
             op, f"{argument}{second}", "each row named once", f"{int(values[at])} as in {argument}{first}"
         )
+
+
+def repeats(ordered: Tensor) -> Tensor:
+    """Whether each id of lists `[..., K]` in rising order, other than -1, comes again behind: bool `[..., K-1]`."""
+    return (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
 
 
 def _position(tensor: Tensor, flat: int) -> list[int]:

@@ -17,11 +17,10 @@ from baige_device.testing.needs import case_need
 
 __all__ = ["SUITES", "Call", "Case", "Trial", "all_cases", "bad_inputs", "measured_cases", "rank_cases", "trial"]
 
-_GATHER = ("suite_gather", "suite_gather_empty")
-SUITES: dict[str, str | tuple[str, ...]] = {
+SUITES: dict[str, str] = {
     "host_alloc": "suite_host_alloc",
-    "uva_sparse_gather": _GATHER,
-    "uva_sparse_scatter": _GATHER,
+    "uva_sparse_gather": "suite_gather",
+    "uva_sparse_scatter": "suite_gather",
     "hot_cache_resolve": "suite_resolve",
     "quantize_blocks": "suite_quantize",
     "dequantize_blocks": "suite_dequantize",
@@ -35,7 +34,7 @@ SUITES: dict[str, str | tuple[str, ...]] = {
     "moe_expert_ffn": "suite_moe_ffn",
     "moe_combine": "suite_moe",
 }
-"""Op -> module or modules of this package that hold its cases."""
+"""Op -> module of this package that holds its cases."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +193,7 @@ def _collect(function: str, ops: Iterable[str]) -> list[Case]:
     if unknown:
         raise KeyError(f"unknown op {', '.join(unknown)}; known: {', '.join(OP_NAMES)}")
     found: list[Case] = []
-    suites = (SUITES[op] for op in OP_NAMES if op in wanted)
-    for name in dict.fromkeys(name for suite in suites for name in ((suite,) if isinstance(suite, str) else suite)):
+    for name in dict.fromkeys(SUITES[op] for op in OP_NAMES if op in wanted):
         make = getattr(importlib.import_module(f"baige_device.testing.{name}"), function, None)
         found.extend(make() if make is not None else [])
     found = [case for case in found if case.op in wanted]

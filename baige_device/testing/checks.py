@@ -18,6 +18,7 @@ __all__ = [
     "check_equal",
     "check_list",
     "check_members",
+    "check_pair",
     "check_storage",
     "check_untouched",
     "expect",
@@ -192,6 +193,12 @@ def check_members(name: str, got: Sequence[int], want: Sequence[int]) -> None:
     """The same integers in any order; the message shows a few of those that are missing and of those too many."""
     missing, surplus = (sorted((Counter(one) - Counter(other)).elements()) for one, other in ((want, got), (got, want)))
     expect(not missing and not surplus, f"{name}: missing {few(missing)}, not expected {few(surplus)}")
+
+
+def check_pair(result: Any, names: str) -> None:
+    """The op returned a tuple of two, which `names` calls by what they are."""
+    found = type(result).__name__
+    expect(isinstance(result, tuple) and len(result) == 2, f"result: expected the tuple ({names}), got {found}")
 
 
 def few(values: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baige_device.testing.checks import check_close, expect
+from baige_device.testing.checks import check_close, check_pair, expect
 from baige_device.testing.oracle_fp8 import decode_e4m3
 
 __all__ = ["attend", "check_attention", "decode_fp8_ds_mla", "draw_scale", "paged_oracle", "sparse_oracle"]
@@ -125,10 +125,7 @@ def check_attention(
     args: Mapping[str, Any], result: Any, want: tuple[Tensor, Tensor], dtype: torch.dtype, limits: tuple[float, float]
 ) -> float:
     """Check (out, lse): the given buffers are used, dtypes, no poison, values, and exact 0 / -inf on empty rows."""
-    expect(
-        isinstance(result, tuple) and len(result) == 2,
-        f"result: expected the tuple (out, lse), got {type(result).__name__}",
-    )
+    check_pair(result, "out, lse")
     out, lse = result
     for name, got in (("out", out), ("lse", lse)):
         given = args.get(name)

@@ -70,6 +70,11 @@ def cases() -> list[Case]:
                 mutates=("dst",),
                 device_variants=variants,
             )
+        for dtype in (torch.int32, torch.int64):
+            point = Copy(op, index_dtype=dtype, layout="paged")
+            params = point.params | {"by_request": True}
+            build = partial(_build_idle, point)
+            found += trial(op, f"zero-requests-{dtype_name(dtype)}", build, partial(_verify, op), params, mutates=())
         found.append(_bad(op))
         found.append(large_case(op, "offsets-over-2-gib", partial(_large, op), {"row_bytes": 576, "pool": "flat"}))
     return found
@@ -147,6 +152,21 @@ def _build(point: Copy, lab: Lab) -> dict[str, Any]:
     args = {"src": src, "dst": dst, "src_rows": arrange(src_rows), "dst_rows": arrange(dst_rows), "count": count}
     more = {"dst_offsets": offsets} if offsets is not None else {}
     return {**args, **more, "max_sms": point.max_sms} if point.max_sms else {**args, **more}
+
+
+def _build_idle(point: Copy, lab: Lab) -> dict[str, Any]:
+    """A plan `[0, M]` without requests, as an idle step has it."""
+    layout, on_host = LAYOUTS[point.layout], point.op == GATHER
+    args: dict[str, Any] = {
+        "src": pool(lab, 20, point.width, point.dtype, layout, host=on_host),
+        "dst": pool(lab, 20, point.width, point.dtype, layout, host=not on_host),
+        "src_rows": torch.empty(0, point.rows, dtype=point.index_dtype, device=lab.device),
+        "dst_rows": torch.empty(0, point.rows, dtype=point.index_dtype, device=lab.device),
+        "count": torch.empty(0, dtype=torch.int32, device=lab.device),
+    }
+    if on_host:
+        args["dst_offsets"] = torch.empty(0, dtype=point.index_dtype, device=lab.device)
+    return args
 
 
 def _offsets(point: Copy, lab: Lab) -> Tensor | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from baige_device.errors import ContractError
 from baige_device.ops.quantize_blocks.contract import WIRE_FORMATS, scale_shape
 from baige_device.testing.cases import Call, Case, bad_inputs, trial
-from baige_device.testing.checks import check_equal, expect
+from baige_device.testing.checks import Mismatch, check_equal, check_pair, expect
 from baige_device.testing.lab import Lab
 from baige_device.testing.needs import dtype_name
 from baige_device.testing.oracle_fp8 import decode_e4m3, nearest_e4m3
@@ -144,10 +144,7 @@ def _arrange(layout: str, weight: Tensor) -> Tensor:
 
 def _verify(call: Call) -> float:
     weight, block, wire = call.before["weight"].double(), call.before["block"], call.before["wire"]
-    expect(
-        isinstance(call.result, tuple) and len(call.result) == 2,
-        f"result: expected the tuple (payload, scales), got {type(call.result).__name__}",
-    )
+    check_pair(call.result, "payload, scales")
     payload, scales = call.result
     dtype, largest = WIRE_FORMATS[wire]
     expect(payload.dtype == dtype, f"payload.dtype: expected {dtype}, got {payload.dtype}")
@@ -157,8 +154,9 @@ def _verify(call: Call) -> float:
     shape = scale_shape(weight.shape[0], weight.shape[1], block)
     expect(tuple(scales.shape) == shape, f"scales.shape: expected {list(shape)}, got {list(scales.shape)}")
     got = scales.cpu().double()
-    for place in (~got.isfinite() | (got <= 0)).nonzero().tolist():
-        expect(False, f"scales{place}: expected finite and > 0, got {got[tuple(place)].item()}")
+    wrong = (~got.isfinite() | (got <= 0)).nonzero().tolist()
+    if wrong:
+        raise Mismatch(f"scales{wrong[0]}: expected finite and > 0, got {got[tuple(wrong[0])].item()}")
     if wire == "bf16":
         check_equal("scales", got, torch.ones_like(got))
         largest_bf16 = torch.finfo(torch.bfloat16).max

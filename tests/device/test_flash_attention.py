@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from baige_device.backends.cuda.flash_attention_library import find_flash_attention
 from baige_device.ops.attend_paged.reference import attend_paged as reference
 from baige_device.testing import BackendConformance
-from tests.device.gpu import captured, needs_gpu
+from tests.device.gpu import assert_attention_close, captured, needs_gpu
 
 needs_flash_attention = pytest.mark.skipif(find_flash_attention()[0] is None, reason=find_flash_attention()[1])
 
@@ -53,13 +52,6 @@ def _batch(
     }
 
 
-def _close(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> None:
-    torch.testing.assert_close(got[0].float(), want[0].float(), atol=1.6e-2, rtol=1.6e-2)
-    empty = want[1] == -math.inf
-    assert torch.equal(got[1] == -math.inf, empty)
-    torch.testing.assert_close(got[1][~empty], want[1][~empty], atol=1e-2, rtol=1e-2)
-
-
 @needs_gpu
 @needs_flash_attention
 @pytest.mark.parametrize("page", [16, 128, 256])
@@ -73,7 +65,7 @@ def test_long_batches(lens: list[tuple[int, int]], page: int) -> None:
     from baige_device.backends.cuda.flash_attention import attend_paged
 
     args = _batch(lens, 32, 8, 128, page, padding=2)
-    _close(attend_paged(**args), reference(**args))
+    assert_attention_close(attend_paged(**args), reference(**args))
 
 
 @needs_gpu
@@ -85,7 +77,7 @@ def test_latent_of_mla(lens: list[tuple[int, int]], page: int, heads: int) -> No
     from baige_device.backends.cuda.flash_attention import attend_paged
 
     args = _batch(lens, heads, 1, 576, page, mla=True)
-    _close(attend_paged(**args), reference(**args))
+    assert_attention_close(attend_paged(**args), reference(**args))
 
 
 @needs_gpu
@@ -95,7 +87,7 @@ def test_masks_and_soft_cap(changes: dict[str, Any]) -> None:
     from baige_device.backends.cuda.flash_attention import attend_paged
 
     args = _batch([(1, 2000), (90, 400)], 16, 2, 128, 64) | changes
-    _close(attend_paged(**args), reference(**args))
+    assert_attention_close(attend_paged(**args), reference(**args))
 
 
 @needs_gpu
@@ -114,4 +106,4 @@ def test_replayed_graph_follows_new_lengths(mla: bool) -> None:
         args["seq_lens"].copy_(torch.tensor(lens))
         graph.replay()
         torch.cuda.synchronize()
-        _close((out, lse), reference(**args))
+        assert_attention_close((out, lse), reference(**args))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baige_device.ops.sparse_attention.reference import sparse_attention as reference
 from baige_device.testing import BackendConformance
-from tests.device.gpu import captured, needs_gpu
+from tests.device.gpu import assert_attention_close, captured, needs_gpu
 
 needs_flash_mla = pytest.mark.skipif(importlib.util.find_spec("flash_mla") is None, reason="flash_mla is not installed")
 _SCALE = 576**-0.5
@@ -41,13 +41,6 @@ def _lists(tokens: int, rows: int, topk: int) -> Tensor:
     return ids
 
 
-def _close(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> None:
-    torch.testing.assert_close(got[0].float(), want[0].float(), atol=1.6e-2, rtol=1.6e-2)
-    empty = want[1] == -math.inf
-    assert torch.equal(got[1] == -math.inf, empty)
-    torch.testing.assert_close(got[1][~empty], want[1][~empty], atol=1e-2, rtol=1e-2)
-
-
 @needs_gpu
 @needs_flash_mla
 @pytest.mark.parametrize("heads", [64, 128])
@@ -64,7 +57,7 @@ def test_fp8_rows_in_pages_of_64(heads: int, extra: bool) -> None:
     lse = torch.full((5, heads), math.nan, device="cuda")
     got = sparse_attention(q, pool, None, lists, out=out, lse=lse, **args)
     assert got[0].data_ptr() == out.data_ptr()
-    _close(got, reference(q, pool, None, lists, **args))
+    assert_attention_close(got, reference(q, pool, None, lists, **args))
 
 
 @needs_gpu
@@ -74,7 +67,7 @@ def test_bf16_rows() -> None:
 
     rows, q = torch.randn(2000, 1, 576, device="cuda").bfloat16(), torch.randn(9, 64, 576, device="cuda").bfloat16()
     lists = _lists(9, 2000, 256)
-    _close(
+    assert_attention_close(
         sparse_attention(q, rows, None, lists, scale=_SCALE, v_dim=512),
         reference(q, rows, None, lists, scale=_SCALE, v_dim=512),
     )
@@ -94,7 +87,7 @@ def test_replayed_graph_follows_new_lists() -> None:
         lists.copy_(_lists(7, 2560, 256))
         graph.replay()
         torch.cuda.synchronize()
-        _close((out, lse), reference(q, pool, None, lists, **args))
+        assert_attention_close((out, lse), reference(q, pool, None, lists, **args))
 
 
 @needs_gpu
@@ -108,7 +101,7 @@ def test_reserved_multiprocessors_get_no_part(heads: int, tokens: int) -> None:
     pool, q, lists = _pool(40), torch.randn(tokens, heads, 576, device="cuda").bfloat16(), _lists(tokens, 2560, 512)
     args = {"scale": _SCALE, "v_dim": 512, "kv_format": "fp8_ds_mla"}
     want = flash_mla.sparse_attention(q, pool, None, lists, **args)
-    _close(flash_mla.sparse_attention(q, pool, None, lists, reserved_sms=6, **args), want)
+    assert_attention_close(flash_mla.sparse_attention(q, pool, None, lists, reserved_sms=6, **args), want)
     shape = (tokens, heads, 512, q.device)
     own, roomy = flash_mla._schedules()[shape], flash_mla._reserving()[shape, 6]
     if heads == 128 and tokens >= 64:
@@ -120,4 +113,4 @@ def test_reserved_multiprocessors_get_no_part(heads: int, tokens: int) -> None:
     graph = captured(lambda: flash_mla.sparse_attention(q, pool, None, lists, out=out, lse=lse, reserved_sms=6, **args))
     graph.replay()
     torch.cuda.synchronize()
-    _close((out, lse), want)
+    assert_attention_close((out, lse), want)

@@ -18,6 +18,7 @@ from torch import Tensor
 from baige_device.backends.cuda.flash_attention_kernels import finish_kernel
 from baige_device.backends.cuda.flash_attention_library import FlashAttention, find_flash_attention
 from baige_device.backends.cuda.flash_attention_shapes import ALIGNMENT, DTYPES, head_sizes_fit
+from baige_device.backends.portable.attend_paged import SPLIT_BYTES
 from baige_device.backends.portable.attend_paged import attend_paged as portable
 from baige_device.backends.portable.runtime import launching_on, power_of_2, processors
 from baige_device.errors import BackendError
@@ -30,8 +31,6 @@ _SMALLEST_BLOCK = 64
 _BLOCK_ROWS = 128
 """Of queries times heads, and of keys, that one block of its kernels takes, roughly: head sizes move it."""
 _SMALL_WINDOW_TOKENS = 256
-_SPLIT_BYTES = 256 << 20
-"""Most memory for partial results, as in the portable kernel."""
 _MOST_SPLITS = 128
 
 
@@ -169,7 +168,7 @@ def _splits(rows: int, groups: int, keys: int, window: int, outputs: int, device
     keys = min(keys, window + rows) if window else keys
     if 5 * blocks >= 4 * processors(device) or keys <= 4 * _BLOCK_ROWS:
         return 1
-    most = min(processors(device) // blocks, -(-keys // _BLOCK_ROWS), _SPLIT_BYTES // (4 * outputs), _MOST_SPLITS)
+    most = min(processors(device) // blocks, -(-keys // _BLOCK_ROWS), SPLIT_BYTES // (4 * outputs), _MOST_SPLITS)
     return max(1, most)
 
 

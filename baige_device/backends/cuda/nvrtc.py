@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from baige_device.cache_root import cache_root
 from baige_device.errors import BackendError
 from baige_device.registry.offers import Verdict
 
@@ -134,9 +135,8 @@ def _check(library: ctypes.CDLL, status: int) -> None:
 
 def _cache_folder() -> Path | None:
     """Where kernels are kept, or None for a user without a home directory (containers with an arbitrary uid)."""
-    root = os.environ.get("BAIGE_CACHE")
     try:
-        return (Path(root) if root else Path.home() / ".cache" / "baige-device") / "cuda"
+        return cache_root() / "cuda"
     except RuntimeError as error:
         # No folder in /tmp instead: who foresees its name could leave kernels there for others to run.
         _log_once(f"{error} Each process compiles them anew, a second a kernel; set BAIGE_CACHE or HOME")

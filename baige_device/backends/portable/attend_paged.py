@@ -19,7 +19,7 @@ from baige_device.backends.portable.runtime import (
 
 __all__ = ["attend_paged"]
 
-_SPLIT_BYTES = 256 << 20
+SPLIT_BYTES = 256 << 20
 """Most memory for partial results: above it a batch has enough programs without splitting."""
 
 
@@ -129,5 +129,5 @@ def _tiles(rows: int, width: int, single: bool) -> Tiles:
 def _splits(programs: int, tiles: Tiles, keys: int, window: int, out: Tensor) -> int:
     """Parts of the key range, for a grid that would leave multiprocessors idle."""
     keys = min(keys, window + tiles.heads) if window else keys
-    most = max(1, _SPLIT_BYTES // (4 * out.numel()))
+    most = max(1, SPLIT_BYTES // (4 * out.numel()))
     return best_splits(programs, -(-keys // tiles.rows), processors(out.device) * tiles.resident, min(64, most))

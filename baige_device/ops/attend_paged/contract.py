@@ -107,8 +107,9 @@ def check_bounds(op: str, values: bool, q_starts: Tensor, seq_lens: Tensor, quer
     """Checks of `max_query_tokens` and `max_seq_tokens`; with `values`, against the lengths that they bound."""
     for name, bound, of in (("max_query_tokens", queries, q_starts.diff()), ("max_seq_tokens", tokens, seq_lens)):
         check_number(op, name, bound, 0)
-        if values and bound and of.numel() and int(of.max()) > bound:
-            raise ContractError(op, name, f"0 or >= {int(of.max())}, the longest", str(bound))
+        longest = int(of.max()) if values and bound and of.numel() else 0
+        if longest > bound:
+            raise ContractError(op, name, f"0 or >= {longest}, the longest", str(bound))
 
 
 def check_out(op: str, q: Tensor, v_dim: int, out: Tensor | None, lse: Tensor | None) -> None:
@@ -167,8 +168,7 @@ def check(
     check_finite(_OP, "logits_soft_cap", logits_soft_cap, 0)
     check_finite(_OP, "scale", scale)
     check_out(_OP, q, v_dim if v_cache is None else v_cache.shape[3], out, lse)
-    if out is not None:
-        check_not_input(_OP, "out", out, q=q)
+    check_not_input(_OP, "out", out, q=q)
     check_bounds(_OP, values, q_starts, seq_lens, max_query_tokens, max_seq_tokens)
     if values:
         check_batch_values(_OP, q, k_cache, block_table, q_starts, seq_lens)

@@ -19,6 +19,7 @@ from baige_device.ops.base import (
     check_number,
     check_same_device,
     check_shape,
+    repeats,
 )
 
 __all__ = ["CONTRACT", "FP8_DS_MLA_BYTES", "KV_FORMATS", "kv_rows", "sparse_attention"]
@@ -143,8 +144,7 @@ def check(
     check_same_device(_OP, q=q, extra_k=extra_k, extra_v=extra_v, extra_indices=extra_indices)
     check_finite(_OP, "scale", scale)
     check_out(_OP, q, width, out, lse)
-    if out is not None:
-        check_not_input(_OP, "out", out, q=q)
+    check_not_input(_OP, "out", out, q=q)
     check_number(_OP, "reserved_sms", reserved_sms, 0)
     if values:
         _check_lists("indices", indices, k_rows)
@@ -155,7 +155,7 @@ def check(
 def _check_lists(argument: str, lists: Tensor, rows: Tensor) -> None:
     check_index_values(_OP, argument, lists, kv_rows(rows))
     ordered = lists.sort(-1).values
-    twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).nonzero()
+    twice = repeats(ordered).nonzero()
     if len(twice):
         token, group, at = twice[0].tolist()
         raise ContractError(
