@@ -1,6 +1,6 @@
 """Dense attention over a paged cache: the portable Triton kernel and FlashAttention 3.
 
-`BAIGE_BENCH_FA3_LIB` is `vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so` of vLLM's wheel; without it, and without the package
+`BENCH_FA3_LIB` is `vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so` of vLLM's wheel; without it, and without the package
 `flash_attn_3`, the tuned tier is left out.
 """
 
@@ -59,7 +59,7 @@ SHAPES = (
 
 def cases() -> Iterator[BenchCase]:
     """Every shape in both tiers."""
-    library = os.environ.get("BAIGE_BENCH_FA3_LIB")
+    library = os.environ.get("BENCH_FA3_LIB")
     if library is not None:
         torch.ops.load_library(library)
     from baige_device.backends.cuda.flash_attention import attend_paged as tuned

@@ -2,7 +2,7 @@
 
 `baige-device bench hisparse_step` verifies and times; `python benchmarks/bench_hisparse_step.py --out PATH` also works
 out how much of the swap is hidden, and draws its own picture.
-`BAIGE_BENCH_SGLANG_LIB` names SGLang's kernel (see `hisparse_peer.py`); FlashMLA comes from `sgl-flash-mla`.
+`BENCH_SGLANG_LIB` names SGLang's kernel (see `hisparse_peer.py`); FlashMLA comes from `sgl-flash-mla`.
 
 A step is [q_b_proj, W_UK] -> sparse attention -> [W_UV, o_proj]; the top-k is there before it. With `indexer` in its
 name it begins with the indexer, whose stand-in reads its keys once: the least that scoring can take.
@@ -64,8 +64,8 @@ def _cases_of(context: str, batch: int, rate: int) -> Iterator[BenchCase]:
         peers[SGLANG] = scene.with_sglang
     if rate == 90:
         peers["ours, overlap, nothing reserved"] = fast
-        peers["ours, overlap, 4 SMs"] = partial(fast, max_sms=4)
-        peers["ours, overlap, two waves of 4 SMs"] = partial(fast, waves=scene.waves(), max_sms=4)
+        peers["ours, overlap, 5 SMs"] = partial(fast, max_sms=5)
+        peers["ours, overlap, two waves of 5 SMs"] = partial(fast, waves=scene.waves(), max_sms=5)
     yield _case(scene, name, partial(fast, max_sms=_COPY_SMS), peers, rate)
     if rate == 90:
         with_indexer: dict[str, _Way] = {

@@ -1,6 +1,6 @@
 """The engines' own swap-in kernels beside ours, loaded from the libraries of their wheels where those are at hand.
 
-SGLang's is named as `hisparse_peer.py` says; `BAIGE_BENCH_VLLM_LIB` is `vllm/_C_stable_libtorch.abi3.so`. One that is
+SGLang's is named as `hisparse_peer.py` says; `BENCH_VLLM_LIB` is `vllm/_C_stable_libtorch.abi3.so`. One that is
 not named is left out.
 """
 
@@ -24,7 +24,7 @@ def wanted() -> bool:
 
 
 def _vllm_library() -> str | None:
-    return os.environ.get("BAIGE_BENCH_VLLM_LIB")
+    return os.environ.get("BENCH_VLLM_LIB")
 
 
 def record(plan: ResolvePlan, first_slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """SGLang's HiSparse swap-in kernel as a peer: its own JIT module, built beforehand.
 
-`BAIGE_BENCH_SGLANG_LIB` is the library of `load_cache_to_device_buffer` for 656-byte rows, top-k 2048 and 4096 hot
+`BENCH_SGLANG_LIB` is the library of `load_cache_to_device_buffer` for 656-byte rows, top-k 2048 and 4096 hot
 tokens; the package `apache-tvm-ffi` loads it. Nothing of it is in this repository.
 """
 
@@ -20,14 +20,14 @@ __all__ = ["SglangSwapIn", "sglang_available"]
 
 def sglang_available() -> bool:
     """Whether the library is named and can be loaded."""
-    return bool(os.environ.get("BAIGE_BENCH_SGLANG_LIB"))
+    return bool(os.environ.get("BENCH_SGLANG_LIB"))
 
 
 @functools.lru_cache(maxsize=1)
 def _module() -> Any:
     import tvm_ffi  # type: ignore[import-not-found]
 
-    return tvm_ffi.load_module(os.environ["BAIGE_BENCH_SGLANG_LIB"])
+    return tvm_ffi.load_module(os.environ["BENCH_SGLANG_LIB"])
 
 
 class SglangSwapIn:

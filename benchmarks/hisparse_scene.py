@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baige_device.backends.cuda import host_memory, managed_memory
 from baige_device.backends.cuda.flash_mla import sparse_attention
 from baige_device.backends.cuda.gather import uva_sparse_gather, uva_sparse_scatter
-from baige_device.backends.cuda.host_memory import host_alloc
 from baige_device.backends.cuda.resolve import hot_cache_resolve
 from baige_device.backends.portable.kv_write import kv_write
 from baige_device.backends.portable.merge_attention import merge_attention
@@ -36,15 +36,14 @@ def _layer() -> DsaLayer:
     return DsaLayer()
 
 
-@functools.lru_cache(maxsize=1)
-def _host_buffer() -> HostBuffer:
-    return host_alloc(_POOL_BYTES)
+@functools.lru_cache(maxsize=2)
+def _host_pool(registered: bool = False) -> Tensor:
+    """Host memory full of random fp8 rows, which the scenes of a process share: making it takes seconds.
 
-
-@functools.lru_cache(maxsize=1)
-def _host_pool() -> Tensor:
-    """Pinned host memory full of random fp8 rows, which the scenes of a process share: pinning takes seconds."""
-    pool = _host_buffer().tensor
+    Both kinds hold the same rows. SGLang's kernel gets registered memory, as SGLang makes it.
+    """
+    pool = (host_memory if registered else managed_memory).host_alloc(_POOL_BYTES).tensor
+    torch.cuda.manual_seed(0)
     rows = torch.empty(400_000, ROW_BYTES, dtype=torch.uint8, device="cuda")
     rows[:, :512] = torch.randn(len(rows), 512, device="cuda").to(torch.float8_e4m3fn).view(torch.uint8)
     rows[:, 512:528] = (0.1 + torch.rand(len(rows), 4, device="cuda")).view(torch.uint8)
@@ -57,7 +56,7 @@ def _host_pool() -> Tensor:
 
 
 _OPS: Any = SimpleNamespace(
-    host_alloc=lambda num_bytes: HostBuffer(_host_pool()[:num_bytes], "pinned"),
+    host_alloc=lambda num_bytes: HostBuffer(_host_pool()[:num_bytes], "managed"),
     hot_cache_resolve=hot_cache_resolve,
     kv_write=kv_write,
     merge_attention=merge_attention,
@@ -75,14 +74,16 @@ class Scene:
         self.batch, self.misses, self.context = batch, misses, context
         self.layer = _layer()
         self.topk = topk_stream(batch, misses, context)
-        self.host = _host_pool()[: batch * context * ROW_BYTES].view(-1, ROW_BYTES)
-        self.rows = self.host.to("cuda", non_blocking=True)
+        used_bytes = batch * context * ROW_BYTES
+        self.host = _host_pool()[:used_bytes].view(-1, ROW_BYTES)
+        theirs = _host_pool(registered=True)[:used_bytes].view(-1, ROW_BYTES)
+        self.rows = theirs.to("cuda", non_blocking=True)
         self.q_a = torch.randn(batch, 1536, device="cuda").bfloat16()
         self._lists = [wanted + torch.arange(batch, device="cuda", dtype=torch.int32)[:, None] * context
                        for wanted in self.topk]  # fmt: skip
         self.cache = self._make_cache()
         self._states = self.cache.state_rows(list(range(batch)))
-        self.sglang = SglangSwapIn(self.host, batch, context) if sglang_available() else None
+        self.sglang = SglangSwapIn(theirs, batch, context) if sglang_available() else None
         self._index_keys: Tensor | None = None
         self.halves = [slice(0, batch // 2), slice(batch // 2, batch)]
         self._half_states = [self._states[part].clone() for part in self.halves]

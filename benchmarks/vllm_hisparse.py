@@ -24,8 +24,8 @@ graphs and with every list sorted. What then differs is not the order: `first_di
 noise, and against another run of the same schedule any difference is one of numbers or of rows.
 
 Variants: `native` and `ours` keep all KV on the device; `native-hisparse`, `ours-hisparse` and `ours-hisparse-overlap`
-keep it in pinned host memory. `ours-portable`, `ours-off`, `ours-index`, `ours-hisparse-attention-off`,
-`ours-hisparse-mirror-off` and `ours-hisparse-swap-off` switch one op. Under HiSparse pages stay on the device while it
+keep it in host memory. `ours-portable`, `ours-off`, `ours-index`, `ours-hisparse-attention-off`,
+`ours-hisparse-mirror-off`, `ours-hisparse-pool-off` and `ours-hisparse-swap-off` switch one op. Under HiSparse pages stay on the device while it
 has room, and nothing is swapped; so unless `--gpu-kv-gib` says otherwise, the device gets what the largest case needs
 with its context on the host.
 
@@ -69,6 +69,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "ours-hisparse-overlap": {**_ON, "BAIGE_HISPARSE__OVERLAP": "1"},
     "ours-hisparse-attention-off": {**_ON, "BAIGE_OPS": "sparse_attention=off"},
     "ours-hisparse-mirror-off": {**_ON, "BAIGE_OPS": "uva_sparse_scatter=off"},
+    "ours-hisparse-pool-off": {**_ON, "BAIGE_OPS": "host_alloc=off"},
     "ours-hisparse-swap-off": {**_ON, "BAIGE_OPS": "hot_cache_resolve=off,uva_sparse_gather=off"},
 }
 

@@ -37,15 +37,19 @@ case $part in
       run "$variant-eager" 120 "$variant" --cases 8x20000 --eager --profile
     done ;;
   ops)
-    for variant in ours-off ours-portable ours-index; do
-      run "$variant" 110 "$variant" --cases 8x20000x4 --compare "$out/native.json"
+    cases=${CASES:-8x20000x6}
+    run native 180 native --cases "$cases" $(same) --profile
+    for variant in ours ours-off ours-portable ours-index; do
+      run "$variant" 110 "$variant" --cases "$cases" $(same) --profile --compare "$out/native.json"
     done
-    for variant in ours-hisparse-attention-off ours-hisparse-mirror-off ours-hisparse-swap-off; do
-      run "$variant" 110 "$variant" --cases 8x20000x4 --compare "$out/native-hisparse.json"
+    run native-hisparse 110 native-hisparse --cases "$cases" $(same) --profile --compare "$out/native.json"
+    for switched in "" -attention-off -mirror-off -pool-off -swap-off; do
+      variant=ours-hisparse$switched
+      run "$variant" 110 "$variant" --cases "$cases" $(same) --profile --compare "$out/native-hisparse.json"
     done ;;
   large)
-    for variant in native native-hisparse ours-hisparse ours-hisparse-overlap; do
-      run "$variant-large" 240 "$variant" --cases "${LARGE:-64x20000,128x20000,32x60000}"
+    for variant in native ours native-hisparse ours-hisparse ours-hisparse-overlap; do
+      run "$variant-large" 240 "$variant" --cases "${LARGE:-16x20000,64x20000,128x20000,32x60000}" --layers "${LAYERS:-4}"
     done ;;
   capacity)
     run capacity-native 75 native --cases "" --gpu-kv-gib 4 --capacity-context 60000

@@ -64,10 +64,12 @@ def _load(path: Path) -> ModuleType:
     root = str(path.resolve().parent.parent)
     if root not in sys.path:
         sys.path.insert(0, root)
-    spec = importlib.util.spec_from_file_location(f"baige_benchmarks.{path.stem}", path)
+    name = f"baige_benchmarks_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 

@@ -43,8 +43,11 @@ def _allocate(size: int, lab: Lab) -> float:
             size == 0 or tensor.data_ptr() % 4096 == 0, f"address {tensor.data_ptr():#x}: expected 4096-byte alignment"
         )
         expect(not bool(tensor.any()), "tensor: expected zeros")
-        expect(buffer.kind in ("pinned", "pageable"), f"kind: expected pinned or pageable, got {buffer.kind!r}")
-        expect(lab.device.type == "cpu" or buffer.kind == "pinned", "kind: an accelerator needs pinned memory")
+        kinds = ("pinned", "managed", "pageable")
+        expect(buffer.kind in kinds, f"kind: expected one of {', '.join(kinds)}, got {buffer.kind!r}")
+        expect(
+            lab.device.type == "cpu" or buffer.kind != "pageable", "kind: an accelerator cannot read pageable memory"
+        )
         tensor.fill_(255)
         expect(int(tensor.sum()) == 255 * size, "tensor: what was written does not come back")
     expect(buffer.closed and buffer.tensor.numel() == 0, "after close: expected closed=True and an empty tensor")

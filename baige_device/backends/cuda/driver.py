@@ -17,10 +17,16 @@ from baige_device.errors import BackendError
 __all__ = [
     "Kernel",
     "Tape",
+    "advise_on_host",
+    "alloc_managed",
     "context",
     "device_address",
+    "free_managed",
     "kernel",
+    "managed_is_concurrent",
+    "map_managed",
     "max_shared_bytes",
+    "prefetch_to_host",
     "register_host",
     "unregister_host",
 ]
@@ -29,6 +35,10 @@ _RELAXED_CAPTURE = 2
 _MAX_DYNAMIC_SHARED = 8
 _DEVICE_POINTER = 3
 _PORTABLE_AND_MAPPED = 1 | 2
+_ATTACH_GLOBAL = 1
+_PREFERRED_LOCATION, _ACCESSED_BY = 3, 5
+_HOST = -1
+_MAX_SHARED_BYTES, _CONCURRENT_MANAGED_ACCESS = 97, 89
 
 
 @functools.lru_cache(maxsize=1)
@@ -39,6 +49,10 @@ def _cuda() -> ctypes.CDLL:
         raise BackendError(f"cuda: the driver library cannot be loaded: {error}") from error
     library.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
     library.cuMemHostUnregister.argtypes = [ctypes.c_void_p]
+    library.cuMemAllocManaged.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
+    library.cuMemAdvise.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
+    library.cuMemPrefetchAsync.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    library.cuMemFree_v2.argtypes = [ctypes.c_uint64]
     library.cuPointerGetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
     library.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
     return library
@@ -57,11 +71,9 @@ def _check(status: int, what: str) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _primary_context(device: int) -> int:
-    torch.cuda.init()
-    library, handle, number = _cuda(), ctypes.c_void_p(), ctypes.c_int()
-    _check(library.cuDeviceGet(ctypes.byref(number), device), f"device {device}")
+    library, handle = _cuda(), ctypes.c_void_p()
     # Kept for the life of the process, as the CUDA runtime under torch keeps it.
-    _check(library.cuDevicePrimaryCtxRetain(ctypes.byref(handle), number), f"context of device {device}")
+    _check(library.cuDevicePrimaryCtxRetain(ctypes.byref(handle), _number(device)), f"context of device {device}")
     assert handle.value is not None
     return handle.value
 
@@ -100,13 +112,58 @@ def unregister_host(address: int) -> str:
     return "" if status == 0 else _explain(status)
 
 
-@functools.lru_cache(maxsize=64)
+def alloc_managed(num_bytes: int) -> int:
+    """Address of managed memory that every stream may use; no page of it is anywhere yet."""
+    found = ctypes.c_uint64()
+    _check(_cuda().cuMemAllocManaged(ctypes.byref(found), num_bytes, _ATTACH_GLOBAL), f"{num_bytes} managed bytes")
+    return found.value
+
+
+def advise_on_host(address: int, num_bytes: int) -> None:
+    """Keep managed memory on the host: a device that reads it maps it, and no page moves."""
+    _check(_cuda().cuMemAdvise(address, num_bytes, _PREFERRED_LOCATION, _HOST), "managed memory on the host")
+
+
+def map_managed(address: int, num_bytes: int, device: int) -> None:
+    """Map managed memory for a device now, so that no access of it faults."""
+    number = _number(device)
+    _check(_cuda().cuMemAdvise(address, num_bytes, _ACCESSED_BY, number), "mapping managed memory for the device")
+
+
+def prefetch_to_host(address: int, num_bytes: int) -> None:
+    """Bring the pages of managed memory in on the host; waits."""
+    _check(_cuda().cuMemPrefetchAsync(address, num_bytes, _HOST, None), "pages of managed memory")
+    _check(_cuda().cuStreamSynchronize(None), "pages of managed memory")
+
+
+def free_managed(address: int) -> None:
+    """Free managed memory; waits for the device."""
+    _check(_cuda().cuMemFree_v2(address), "freeing managed memory")
+
+
+def managed_is_concurrent(device: int) -> bool:
+    """Whether host and device may use managed memory at the same time; without that no page could stay on the host."""
+    return _device_attribute(device, _CONCURRENT_MANAGED_ACCESS) == 1
+
+
 def max_shared_bytes(device: int) -> int:
     """Shared memory that a block may ask for at most."""
-    found, number = ctypes.c_int(), ctypes.c_int()
-    _check(_cuda().cuDeviceGet(ctypes.byref(number), device), f"device {device}")
-    _check(_cuda().cuDeviceGetAttribute(ctypes.byref(found), 97, number), "shared memory of a block")
+    return _device_attribute(device, _MAX_SHARED_BYTES)
+
+
+@functools.lru_cache(maxsize=64)
+def _device_attribute(device: int, attribute: int) -> int:
+    found = ctypes.c_int()
+    _check(_cuda().cuDeviceGetAttribute(ctypes.byref(found), attribute, _number(device)), f"attribute {attribute}")
     return found.value
+
+
+def _number(device: int) -> int:
+    """The driver's handle of a device."""
+    torch.cuda.init()
+    number = ctypes.c_int()
+    _check(_cuda().cuDeviceGet(ctypes.byref(number), device), f"device {device}")
+    return number.value
 
 
 class _Attribute(ctypes.Structure):

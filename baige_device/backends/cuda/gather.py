@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from baige_device.backends.cuda.driver import Kernel, context, device_address, kernel
+from baige_device.backends.cuda.managed_memory import has_large_pages
 from baige_device.errors import ContractError
 from baige_device.ops.uva_sparse_gather.contract import row_bytes
 
@@ -20,23 +21,28 @@ _MOST_BLOCKS_OF_A_CLUSTER = 8
 _INDEX_TYPES = {torch.int32: "int", torch.int64: "long long"}
 
 
-def default_sms(host_pool_bytes: int) -> int:
+def default_sms(bound_by_pages: bool) -> int:
     """Blocks used when the caller sets no bound.
 
-    Eight have enough bytes in flight for the link. Over a large pool fewer are faster: address translation bounds the
-    link there, and what is in flight decides how many pages are live.
+    Eight have enough bytes in flight for the link. Where address translation bounds the link instead fewer are faster:
+    what is in flight decides how many pages are live.
     """
-    return 8 if host_pool_bytes < _LARGE_POOL_BYTES else 5
+    return 5 if bound_by_pages else 8
 
 
-def _in_one_cluster(blocks: int, host_pool_bytes: int, max_sms: int) -> bool:
+def _in_one_cluster(blocks: int, bound_by_pages: bool, max_sms: int) -> bool:
     """Whether all blocks are placed in one graphics processing cluster (GPC).
 
-    Over a large pool that is faster: the multiprocessors of a GPC seem to share their address translations. With a
-    bound of the caller, who has other work beside the copy, blocks go wherever there is room: a GPC with enough free
-    multiprocessors may be long in coming.
+    Where address translation bounds the copy that is faster: the multiprocessors of a GPC seem to share translations.
+    With a bound of the caller, who has other work beside the copy, blocks go wherever there is room: a GPC with enough
+    free multiprocessors may be long in coming.
     """
-    return max_sms == 0 and host_pool_bytes >= _LARGE_POOL_BYTES and blocks <= _MOST_BLOCKS_OF_A_CLUSTER
+    return max_sms == 0 and bound_by_pages and blocks <= _MOST_BLOCKS_OF_A_CLUSTER
+
+
+def _bound_by_pages(pool: _Pool, num_bytes: int) -> bool:
+    """Whether a host pool has more pages than the device's caches of translations hold."""
+    return num_bytes >= _LARGE_POOL_BYTES and not has_large_pages(pool.base)
 
 
 class _Pool(ctypes.Structure):
@@ -116,10 +122,10 @@ def _copy(
         params.row_bytes = width
         offset_dtype = torch.int32 if dst_offsets is None else dst_offsets.dtype
         function = _function(device, _unit(params), width, src_rows.dtype, dst_rows.dtype, offset_dtype, scatter)
-        pool_bytes = _pool_bytes(dst if scatter else src)
-        blocks = min(max_sms or default_sms(pool_bytes), -(-src_rows.numel() * 32 // _THREADS))
+        by_pages = _bound_by_pages(*((params.dst, _pool_bytes(dst)) if scatter else (params.src, _pool_bytes(src))))
+        blocks = min(max_sms or default_sms(by_pages), -(-src_rows.numel() * 32 // _THREADS))
         stream = torch._C._cuda_getCurrentRawStream(device)
-        together = not scatter and _in_one_cluster(blocks, pool_bytes, max_sms)
+        together = not scatter and _in_one_cluster(blocks, by_pages, max_sms)
         function.launch(blocks, _THREADS, stream, params, one_cluster=together)
 
 

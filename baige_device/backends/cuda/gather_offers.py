@@ -28,9 +28,12 @@ def _link(device: DeviceInfo) -> dict[str, Any]:
     return {} if measured is None else {"link_bytes_per_s": measured}
 
 
-def host_alloc(device: DeviceInfo) -> Offer:
-    facts = {"huge_pages": True, "kind": "pinned", "accounts_memlock": False}
-    return Offer(f"{_PACKAGE}.host_memory:host_alloc", Tier.TUNED, facts=facts)
+def host_alloc(device: DeviceInfo) -> list[Offer]:
+    facts = {"huge_pages": True, "accounts_memlock": False}
+    return [
+        Offer(f"{_PACKAGE}.managed_memory:host_alloc", Tier.TUNED, facts={**facts, "kind": "managed"}),
+        Offer(f"{_PACKAGE}.host_memory:host_alloc", Tier.PORTABLE, facts={**facts, "kind": "pinned"}),
+    ]
 
 
 def uva_sparse_gather(device: DeviceInfo) -> Offer:

@@ -1,8 +1,12 @@
-"""`host_alloc` on CUDA: an anonymous mapping on huge pages, pinned and mapped for the device in bounded chunks."""
+"""`host_alloc` on CUDA, portable: an anonymous mapping on huge pages, registered with the driver in bounded chunks.
+
+`managed_memory.py` is faster for scattered rows of a large pool; this serves every driver, and the driver's own copies.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +18,7 @@ from baige_device.errors import HostMemoryError
 from baige_device.ops.host_alloc.contract import HostBuffer
 from baige_device.ops.host_alloc.limits import check_host_memory, memlock_limit
 
-__all__ = ["CHUNK_BYTES", "host_alloc"]
+__all__ = ["CHUNK_BYTES", "host_alloc", "populate"]
 
 CHUNK_BYTES = 64 << 30
 """Largest single registration. The driver has limits of its own, and a copy may not span two registrations, so chunks
@@ -68,20 +72,32 @@ def _give_back(mapping: mmap.mmap) -> None:
 
 
 def _fault_in(address: int, num_bytes: int) -> None:
-    """Bring the pages in with several threads; registration alone would fault them one after the other."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    """Bring the pages in; registration alone would fault them one after the other."""
     huge_bytes = num_bytes // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
     if huge_bytes:
         # Advice only: a kernel without transparent huge pages refuses it, and ordinary pages serve as well.
-        libc.madvise(address, huge_bytes, mmap.MADV_HUGEPAGE)
+        _libc().madvise(address, huge_bytes, mmap.MADV_HUGEPAGE)
+    # Whatever it refuses is faulted, or complained about, by the registration.
+    populate(address, num_bytes)
 
-    def fault(start: int) -> None:
-        # Unknown to kernels before 5.14, where registration faults the pages.
-        libc.madvise(address + start, min(_FAULT_BYTES, num_bytes - start), _POPULATE_WRITE)
+
+def populate(address: int, num_bytes: int) -> int:
+    """Bring pages in with several threads; returns 0, or the first `errno`: EINVAL from kernels before 5.14."""
+    libc = _libc()
+
+    def fault(start: int) -> int:
+        refused = libc.madvise(address + start, min(_FAULT_BYTES, num_bytes - start), _POPULATE_WRITE)
+        return ctypes.get_errno() if refused else 0
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(fault, range(0, num_bytes, _FAULT_BYTES)))
+        return next(filter(None, pool.map(fault, range(0, num_bytes, _FAULT_BYTES))), 0)
+
+
+@functools.lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
 
 
 def _register(address: int, num_bytes: int, device: int) -> list[int]:

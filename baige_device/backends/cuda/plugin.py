@@ -19,7 +19,7 @@ def baige_probe() -> Probe:
 
 
 @hookimpl
-def host_alloc(device: DeviceInfo) -> Offer:
+def host_alloc(device: DeviceInfo) -> list[Offer]:
     return gather_offers.host_alloc(device)
 
 

@@ -30,6 +30,8 @@ class CudaFeatures:
     """HiSparse's lookup and copy through `hot_cache_resolve` and `uva_sparse_gather`."""
     mirror: bool
     """HiSparse's copy of decoded rows to the host through `uva_sparse_scatter`."""
+    pool: bool
+    """HiSparse's host pool from `host_alloc`. The host's own swap reads registered memory only, so not without ours."""
     index: bool
     """`index_topk` in place of the host's indexer: only when its tier is named, since the host's kernel is faster."""
     overlap: bool
@@ -77,6 +79,7 @@ def _params(vllm_config: Any, settings: Settings) -> Iterator[tuple[str, dict[st
     if vllm_config.attention_config.hisparse_config is None:
         return
     row = {"row_bytes": 656 if fp8 else 2 * width, "pool": "paged", "index_dtype": "int32", "dtype": "uint8"}
+    yield "host_alloc", {}
     yield "hot_cache_resolve", {"topk": text.index_topk, "index_dtype": "int32", "shared_states": True}
     yield "uva_sparse_gather", row | {"by_request": True}
     yield "uva_sparse_scatter", row | {"by_request": False, "index_dtype": "int64"}
@@ -100,6 +103,7 @@ def _decide(vllm_config: Any) -> CudaFeatures:
         attention="sparse_attention" in wanted,
         swap=swap,
         mirror=swap and "uva_sparse_scatter" in wanted,
+        pool=swap and "host_alloc" in wanted,
         index="index_topk" in wanted,
         overlap=overlap,
         pid=os.getpid(),
@@ -111,8 +115,9 @@ def _decide(vllm_config: Any) -> CudaFeatures:
 
 
 def _patches() -> Iterator[tuple[Callable[[CudaFeatures], bool], Callable[[CudaFeatures], None]]]:
-    from baige_device.engines.vllm import cuda_hisparse, cuda_indexer, cuda_mirror
+    from baige_device.engines.vllm import cuda_hisparse, cuda_host_pool, cuda_indexer, cuda_mirror
 
     yield lambda features: features.swap, cuda_hisparse.mount_swap
     yield lambda features: features.mirror, cuda_mirror.mount_mirror
+    yield lambda features: features.pool, cuda_host_pool.mount_host_pool
     yield lambda features: features.index, cuda_indexer.mount_index

@@ -193,6 +193,49 @@ _CUDA_ROWS = (
         feature="cuda",
     ),
     Row(
+        "vllm.v1.hisparse.runtime:HiSparseHostPool.allocate",
+        "patch",
+        "HiSparse's host pool is memory of host_alloc, which the device reads through large pages",
+        CUDA_WINDOW,
+        "the host lets its host pools' memory be chosen",
+        feature="cuda",
+    ),
+    *(
+        Row(
+            f"{module}:release_pinned_state",
+            "patch",
+            "the host unregisters its pool's memory, and ours was not registered by it",
+            CUDA_WINDOW,
+            "the host lets its host pools' memory be chosen",
+            feature="cuda",
+        )
+        for module in ("vllm.v1.hisparse.binding", _HOST_WORKER.partition(":")[0])
+    ),
+    Row(
+        "vllm.v1.hisparse.runtime:HiSparseRuntime.gather_prefill_cache",
+        "patch",
+        "rows of a prefill through uva_sparse_gather: the host's kernel refuses managed memory",
+        CUDA_WINDOW,
+        "the host's kernels take managed memory",
+        feature="cuda",
+    ),
+    Row(
+        "vllm._custom_ops:cp_gather_and_upconvert_fp8_kv_cache",
+        "patch",
+        "host rows of a prefill are staged on the device first: the host's kernel refuses managed memory",
+        CUDA_WINDOW,
+        "the host's kernels take managed memory",
+        feature="cuda",
+    ),
+    Row(
+        "vllm._custom_ops:swap_blocks_batch",
+        "patch",
+        "copies to managed memory by the host's Triton kernel: the driver's batched copies of it run at a fifth",
+        CUDA_WINDOW,
+        "the driver copies managed memory at the link's rate",
+        feature="cuda",
+    ),
+    Row(
         "vllm.models.deepseek_v32.attention:sparse_attn_indexer",
         "patch",
         "index_topk on NVIDIA, when its tier is named",

@@ -22,8 +22,10 @@ class HostBuffer:
 
     tensor: Tensor
     """uint8 `[num_bytes]` on the CPU, zero-filled. Its address is the one that gather and scatter are given."""
-    kind: Literal["pinned", "pageable"]
-    """`pageable` only from backends whose device reads ordinary host memory (the reference)."""
+    kind: Literal["pinned", "managed", "pageable"]
+    """`pinned`: registered with the driver. `managed`: the driver's, kept on the host; made for scattered rows, while
+    the driver's bulk copies of it may be slow. `pageable`: only from backends whose device reads ordinary host memory
+    (the reference)."""
     release: Callable[[], None] = field(default=lambda: None, repr=False)
     closed: bool = False
 

@@ -15,6 +15,7 @@ def main() -> None:
     mount()
     from baige_device.activation import activate
     from baige_device.engines.vllm.cuda_hisparse import mount_swap
+    from baige_device.engines.vllm.cuda_host_pool import mount_host_pool
     from baige_device.engines.vllm.cuda_indexer import mount_index
     from baige_device.engines.vllm.cuda_mirror import mount_mirror
     from baige_device.engines.vllm.mount_platform import mount_features
@@ -24,7 +25,7 @@ def main() -> None:
     features = tuple(dict.fromkeys(row.feature for row in LEDGER.rows))
     for _ in range(2):  # the second time must change nothing
         mount_features(features)
-        for mount_cuda in (mount_swap, mount_mirror, mount_index):
+        for mount_cuda in (mount_swap, mount_mirror, mount_host_pool, mount_index):
             mount_cuda(SimpleNamespace(ops=ops))
     LEDGER.verify_applied(features)
     answer = {"states": [dataclasses.asdict(state) for state in before], "applied": sorted(LEDGER.applied)}

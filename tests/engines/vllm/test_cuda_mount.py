@@ -28,7 +28,7 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def features(**changes: Any) -> Any:
     from baige_device.engines.vllm.cuda_features import CudaFeatures
 
-    off = {"swap": False, "mirror": False, "index": False, "overlap": False}
+    off = {"swap": False, "mirror": False, "pool": False, "index": False, "overlap": False}
     return CudaFeatures(**{"ops": current().ops, "attention": True, "pid": os.getpid(), **off, **changes})
 
 

@@ -48,6 +48,11 @@ def test_without_benchmark_files_the_command_says_where_they_are(tmp_path: Path)
     assert f"--cases: expected a folder with bench_*.py, got {tmp_path}; they are in the repository" in result.stderr
 
 
+@pytest.mark.parametrize("path", sorted(Path("benchmarks").glob("bench_*.py")), ids=lambda path: path.stem)
+def test_the_repositorys_files_are_imported_without_a_gpu(path: Path) -> None:
+    assert bench_report._load(path).OPS
+
+
 def test_without_torch_there_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     result = CliRunner().invoke(app, ["bench", "--cases", str(folder)])

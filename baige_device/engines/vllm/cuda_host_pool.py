@@ -1,0 +1,183 @@
+"""HiSparse's host pool on NVIDIA: memory from `host_alloc`, which the device reads through large pages.
+
+The host registers ordinary memory, whose rows the device reads at half the rate once the pool is large (docs/cuda.md).
+Managed memory is no pinned memory to the host's compiled kernels, which look it up and refuse, and the driver's batched
+copies of it are slow; so with it the rows of a prefill are staged by `uva_sparse_gather`, and rows and pages go to the
+host through the host's own Triton copy. A pool that ranks share is one mapping of all their processes and stays the
+host's.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baige_device.engines.vllm.ledger import LEDGER
+from baige_device.errors import BackendError
+from baige_device.ops.host_alloc.contract import HostBuffer
+from baige_device.registry.table import OpTable
+
+__all__ = ["ALLOCATE", "COPY", "RELEASE", "STAGE", "WIDEN", "mount_host_pool"]
+
+logger = logging.getLogger("baige_device")
+
+ALLOCATE = "vllm.v1.hisparse.runtime:HiSparseHostPool.allocate"
+RELEASE = (
+    "vllm.v1.hisparse.binding:release_pinned_state",
+    "vllm.distributed.kv_transfer.kv_connector.v1.hisparse.worker:release_pinned_state",
+)
+STAGE = "vllm.v1.hisparse.runtime:HiSparseRuntime.gather_prefill_cache"
+WIDEN = "vllm._custom_ops:cp_gather_and_upconvert_fp8_kv_cache"
+COPY = "vllm._custom_ops:swap_blocks_batch"
+
+_RESIDENT_SMS = 64
+"""Multiprocessors that copy resident rows of a prefill beside its own, from device memory to device memory."""
+_CHUNK_BYTES = 8192
+
+_buffers: dict[int, HostBuffer] = {}
+"""The memory of each live pool of ours, by its address."""
+
+
+def mount_host_pool(features: Any) -> None:
+    """Give the host's pool memory from `host_alloc`, and take care of it where the host's kernels cannot."""
+    LEDGER.patch(ALLOCATE, functools.partial(allocating, features.ops))
+    for target in RELEASE:
+        LEDGER.patch(target, releasing)
+    LEDGER.patch(STAGE, functools.partial(staging, features.ops))
+    LEDGER.patch(WIDEN, functools.partial(widening, features.ops))
+    LEDGER.patch(COPY, copying)
+
+
+def allocating(ops: OpTable, original: Any) -> Any:
+    """`HiSparseHostPool.allocate` with memory of ours."""
+
+    def allocate(self: Any, size: int) -> Any:
+        if self.backing is None and not self.kv_cache_config.hisparse_shared_host_pool:
+            buffer = ops.host_alloc(size)
+            self.backing = self.registered = buffer.tensor.view(torch.int8)
+            _buffers[self.backing.data_ptr()] = buffer
+        return original(self, size)
+
+    return allocate
+
+
+def releasing(original: Any) -> Any:
+    """`release_pinned_state`, which would unregister what we have not registered."""
+
+    def release_pinned_state(
+        runtimes: list[Any], pinned_host_pools: list[Tensor], shared_host_region: Any = None
+    ) -> None:
+        ours = [pool.data_ptr() for pool in pinned_host_pools if pool.data_ptr() in _buffers]
+        pinned_host_pools[:] = [pool for pool in pinned_host_pools if pool.data_ptr() not in _buffers]
+        original(runtimes, pinned_host_pools, shared_host_region)
+        for address in ours:
+            _close(_buffers.pop(address))
+
+    return release_pinned_state
+
+
+def _close(buffer: HostBuffer) -> None:
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        buffer.close()
+    except (BackendError, RuntimeError) as error:
+        # As the host does: with a context that is beyond use, the memory goes with the process.
+        logger.warning("vllm: HiSparse: the host pool is left to the end of the process: %s", error)
+
+
+def staging(ops: OpTable, original: Any) -> Any:
+    """`HiSparseRuntime.gather_prefill_cache` out of memory that the host's kernel refuses."""
+
+    def gather_prefill_cache(self: Any, kv_cache: Tensor, plan: Any, resident_cache: Tensor | None = None) -> Any:
+        if not _is_managed(kv_cache.data_ptr()):
+            return original(self, kv_cache, plan, resident_cache)
+        from vllm.v1.hisparse import runtime
+
+        width, resident_rows = kv_cache.shape[-1], None
+        if resident_cache is not None and plan.gpu_row_ids is not None:
+            resident_rows = plan.gpu_row_ids[0]
+        rows = max(plan.row_ids.shape[1], runtime._MIN_STAGED_PREFILL_KV_ROWS)
+        staged = kv_cache.new_empty((rows, width), device=plan.row_ids.device)[: plan.row_ids.shape[1]]
+        stage_rows(ops, staged, kv_cache.view(-1, width), plan.row_ids[0], resident_cache, resident_rows)
+        return staged.view(-1, plan.block_size, width)
+
+    return gather_prefill_cache
+
+
+def widening(ops: OpTable, original: Any) -> Any:
+    """`cp_gather_and_upconvert_fp8_kv_cache`, whose host rows are staged first, in the order of its block table."""
+
+    def cp_gather_and_upconvert_fp8_kv_cache(
+        src_cache: Tensor,
+        dst: Tensor,
+        block_table: Tensor,
+        workspace_starts: Tensor,
+        batch_size: int,
+        seq_starts: Tensor | None = None,
+        host_cache: Tensor | None = None,
+        host_row_ids: Tensor | None = None,
+        device_row_ids: Tensor | None = None,
+    ) -> None:
+        if host_cache is None or not _is_managed(host_cache.data_ptr()):
+            maps = {"host_cache": host_cache, "host_row_ids": host_row_ids, "device_row_ids": device_row_ids}
+            original(src_cache, dst, block_table, workspace_starts, batch_size, seq_starts, **maps)
+            return
+        assert host_row_ids is not None
+        assert device_row_ids is not None
+        _, page_rows, width = src_cache.shape
+        staged = host_cache.new_empty((host_row_ids.numel(), width), device=dst.device)
+        resident = src_cache.view(staged.dtype)
+        stage_rows(ops, staged, host_cache, host_row_ids.flatten(), resident, device_row_ids.flatten())
+        pages = staged.view(-1, page_rows, width).view(src_cache.dtype)
+        original(pages, dst, block_table, workspace_starts, batch_size, seq_starts)
+
+    return cp_gather_and_upconvert_fp8_kv_cache
+
+
+def stage_rows(
+    ops: OpTable,
+    staged: Tensor,
+    host: Tensor,
+    host_rows: Tensor,
+    resident: Tensor | None,
+    resident_rows: Tensor | None,
+) -> None:
+    """Fill `staged` `[U, W]` from the device pool `resident` `[P, N, W]` where `resident_rows` is not -1, else from
+    `host` `[S, W]`. A row with -1 in both is left as it is."""
+    places = torch.arange(len(host_rows), dtype=torch.int32, device=host_rows.device)
+    wanted = host_rows >= 0
+    if resident is not None and resident_rows is not None:
+        at_hand = resident_rows >= 0
+        wanted &= ~at_hand
+        there = torch.where(at_hand, places, -1)
+        ops.uva_sparse_gather(resident, staged, resident_rows, there, max_sms=_RESIDENT_SMS)
+    ops.uva_sparse_gather(host, staged, host_rows, torch.where(wanted, places, -1))
+
+
+def copying(original: Any) -> Any:
+    """`swap_blocks_batch` to or from memory that the driver's batched copies are slow in."""
+    from vllm.v1.kv_offload.cpu.swap_blocks_triton import NUM_SMS, _swap_blocks_kernel
+
+    def swap_blocks_batch(
+        src_ptrs: Tensor, dst_ptrs: Tensor, sizes: Tensor, is_src_access_order_any: bool = False
+    ) -> None:
+        copies = src_ptrs.numel()
+        if copies == 0 or not (_is_managed(int(dst_ptrs[0])) or _is_managed(int(src_ptrs[0]))):
+            original(src_ptrs, dst_ptrs, sizes, is_src_access_order_any)
+            return
+        lists = [addresses.to("cuda", non_blocking=True) for addresses in (src_ptrs, dst_ptrs, sizes)]
+        _swap_blocks_kernel[(min(NUM_SMS, copies),)](*lists, copies, BYTES_PER_CHUNK=_CHUNK_BYTES)
+
+    return swap_blocks_batch
+
+
+def _is_managed(address: int) -> bool:
+    """Whether an address lies in a pool of ours that the device maps by itself."""
+    return any(
+        buffer.kind == "managed" and 0 <= address - start < buffer.tensor.numel() for start, buffer in _buffers.items()
+    )

@@ -1,0 +1,103 @@
+"""Managed host memory: stays on the host, mapped for the device, given back; registered where it cannot be had."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import torch
+
+from baige_device.backends.cuda import driver, host_memory, managed_memory
+from baige_device.backends.cuda.gather import uva_sparse_gather, uva_sparse_scatter
+from baige_device.errors import BackendError, HostMemoryError
+from tests.device.gpu import captured, needs_gpu
+
+pytestmark = [needs_gpu, pytest.mark.device]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4095, 4096, (2 << 20) + 1, (64 << 20) + 12345])
+def test_size_is_exact_and_all_of_it_is_mapped(num_bytes: int) -> None:
+    buffer = managed_memory.host_alloc(num_bytes)
+    address = buffer.tensor.data_ptr()
+    assert buffer.kind == "managed"
+    assert buffer.tensor.shape == (num_bytes,)
+    assert not buffer.tensor.any()
+    assert driver.device_address(address) == address
+    assert driver.device_address(address + num_bytes - 1) == address + num_bytes - 1
+    assert managed_memory.has_large_pages(address)
+    assert not managed_memory.has_large_pages(address - 1)
+    buffer.close()
+    buffer.close()
+    assert not managed_memory.has_large_pages(address)
+
+
+def test_the_device_takes_no_memory_of_its_own_for_it() -> None:
+    num_bytes = 1 << 30
+    torch.cuda.synchronize()
+    with managed_memory.host_alloc(num_bytes) as buffer:
+        before = torch.cuda.mem_get_info()[0]
+        host = buffer.tensor.view(-1, 4096)
+        device = torch.ones(64, 4096, dtype=torch.uint8, device="cuda")
+        rows = torch.arange(0, host.shape[0], host.shape[0] // 64, device="cuda")[:64]
+        for _ in range(4):
+            uva_sparse_scatter(device, host, torch.arange(64, device="cuda"), rows)
+            uva_sparse_gather(host, device, rows, torch.arange(64, device="cuda"))
+        torch.cuda.synchronize()
+        assert host[rows.cpu()].bool().all()
+        assert before - torch.cuda.mem_get_info()[0] < num_bytes // 4
+
+
+def test_host_and_device_see_each_other_between_replays() -> None:
+    with managed_memory.host_alloc(8 << 20) as buffer:
+        host = buffer.tensor[: 656 * 4096].view(4096, 656)
+        device = torch.zeros(4096, 656, dtype=torch.uint8, device="cuda")
+        rows = torch.randperm(4096, device="cuda")
+        graph = captured(lambda: uva_sparse_gather(host, device, rows, rows))
+        for value in (7, 9):
+            host.fill_(value)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert (device == value).all()
+
+
+def test_a_driver_without_concurrent_access_gets_registered_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managed_memory, "managed_is_concurrent", lambda device: False)
+    with managed_memory.host_alloc(4097) as buffer:
+        assert buffer.kind == "pinned"
+
+
+def test_a_refused_mapping_gives_registered_memory_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    freed: list[int] = []
+
+    def refuse(address: int, num_bytes: int, device: int) -> None:
+        raise BackendError("cuda: planted refusal")
+
+    free = driver.free_managed
+    monkeypatch.setattr(managed_memory, "map_managed", refuse)
+    monkeypatch.setattr(managed_memory, "free_managed", lambda address: (freed.append(address), free(address)))
+    with managed_memory.host_alloc(4097) as buffer:
+        assert buffer.kind == "pinned"
+    assert len(freed) == 1
+    assert "planted refusal; registered memory" in caplog.text
+
+
+def test_pages_that_the_kernel_refuses_are_an_error_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "populate", lambda address, num_bytes: errno.ENOMEM)
+    with pytest.raises(HostMemoryError, match=r"asked for 4097 bytes.*refused \(Cannot allocate memory\)"):
+        managed_memory.host_alloc(4097)
+    assert not managed_memory._live
+
+
+def test_old_kernels_bring_pages_in_through_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "populate", lambda address, num_bytes: errno.EINVAL)
+    with managed_memory.host_alloc((4 << 20) + 1) as buffer:
+        assert buffer.kind == "managed"
+        assert not buffer.tensor.any()
+
+
+def test_more_than_the_machine_has_is_refused_before_anything_is_allocated() -> None:
+    with pytest.raises(HostMemoryError, match="asked for"):
+        managed_memory.host_alloc(1 << 50)
+    assert not managed_memory._live
