@@ -56,7 +56,7 @@ class HiSparseSettings(BaseModel):
         ge=0,
         le=_MOST_HOST_GIB,
         allow_inf_nan=False,
-        description="Pinned host memory for KV on one node, in GiB, split evenly over its local ranks; 0 is HiSparse "
+        description="Host memory for KV on one node, in GiB, split evenly over its local ranks; 0 is HiSparse "
         "off.",
     )
     hot_tokens: int = Field(

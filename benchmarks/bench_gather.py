@@ -1,4 +1,8 @@
-"""The gather family: copying scattered rows over the host link, alone and behind the hot-cache lookup."""
+"""The gather family: copying scattered rows over the host link, alone and behind the hot-cache lookup.
+
+Host memory is managed memory, as `host_alloc` gives it, and in the cases that say so registered memory. The engines'
+own kernels run beside lookup and copy where their libraries are named (`gather_peers.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Sparse MLA attention, fp8 decode and bf16 prefill: the portable Triton kernel beside FlashMLA.
 
-`FLASH_MLA` names the folder in which the wheel `sgl-flash-mla` is unpacked, if it is not installed; without it the
-FlashMLA peer and the tuned tier are left out.
+`BENCH_FLASH_MLA` names the folder in which the wheel `sgl-flash-mla` is unpacked, if it is not installed; without it
+the FlashMLA peer and the tuned tier are left out.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _Op = Callable[..., tuple[Tensor, Tensor]]
 
 def cases() -> Iterator[BenchCase]:
     """fp8 decode at 128 requests and few, 16 to 128 heads; bf16 prefill of 4096 queries."""
-    if "FLASH_MLA" in os.environ:
-        sys.path.insert(0, os.environ["FLASH_MLA"])
+    if "BENCH_FLASH_MLA" in os.environ:
+        sys.path.insert(0, os.environ["BENCH_FLASH_MLA"])
     torch.manual_seed(0)
     pool = fp8_rows(128 * 4096)
     for tokens, heads in ((1, 128), (16, 128), (64, 128), (128, 128), (128, 64), (128, 32), (128, 16)):

@@ -9,14 +9,15 @@ runs' medians, which `decode_ms_runs` lists. The first case is run once before a
 first few hundred steps the host's Python takes a millisecond more a step, in every variant; so let the first case be a
 large one. Progress goes to stderr; the last line of stdout is one JSON object:
 
-    {"variant", "settings", "host": {what vLLM decided},
-     "capacity": {"context", "concurrency", "steady_concurrency", "gpu_kv_gib", "blocks"},
+    {"variant", "settings", "host": {what vLLM decided}, "tied_layers",
+     "capacity": {"context", "concurrency", "steady_concurrency", "gpu_kv_gib", "blocks", "host_blocks"},
      "cases": [{"requests", "context", "prefill_s", "decode_ms", "decode_ms_runs", "decode_ms_p90", "running", "hits",
-                "misses", "peak_gib", "tokens", "digest", "schedule", "profile": {...}}],
+                "misses", "peak_gib", "digest", "schedule"}],
      "equality": [{... of two runs}]}
 
-`tokens` are the first ones of each request. `--compare RESULT.json` adds where each request first differs from that
-run (`first_difference`, null for nowhere), and whether the scheduler made the same batches (`same_schedule`).
+`--out` also keeps `tokens`, the first ones of each request, and `profile`. `--compare RESULT.json` adds where each
+request first differs from that run (`first_difference`, null for nowhere), and whether the scheduler made the same
+batches (`same_schedule`).
 
 Tokens of two runs of one variant differ, too: the host's top-k lists its positions in the order in which threads come,
 sums follow that order, and random weights leave the two best tokens close. `--equality` runs a case twice without
@@ -25,9 +26,9 @@ noise, and against another run of the same schedule any difference is one of num
 
 Variants: `native` and `ours` keep all KV on the device; `native-hisparse`, `ours-hisparse` and `ours-hisparse-overlap`
 keep it in host memory. `ours-portable`, `ours-off`, `ours-index`, `ours-hisparse-attention-off`,
-`ours-hisparse-mirror-off`, `ours-hisparse-pool-off` and `ours-hisparse-swap-off` switch one op. Under HiSparse pages stay on the device while it
-has room, and nothing is swapped; so unless `--gpu-kv-gib` says otherwise, the device gets what the largest case needs
-with its context on the host.
+`ours-hisparse-mirror-off` and `ours-hisparse-pool-off` switch one op; `ours-hisparse-swap-off` switches lookup and copy
+off, and with them mirror and pool. Under HiSparse pages stay on the device while it has room, and nothing is swapped;
+so unless `--gpu-kv-gib` says otherwise, the device gets what the largest case needs with its context on the host.
 
 Needs vLLM 0.33, a Hopper GPU, and baige-device installed (its entry points mount it).
 """

@@ -1,8 +1,9 @@
 #!/bin/bash
 # Variants of vllm_hisparse.py in a row on one H200, each under a time limit.
 #   bash benchmarks/vllm_runs.sh swap|graph|eager|ops|large|capacity OUT_FOLDER
-# Engine starts take half a minute; the first one also waits a minute for DeepGEMM's kernels. CASES and LARGE are lists of
-# REQUESTSxCONTEXT[xRUNS], ONLY a list of names to run. See pack_vllm.py for PYTHONPATH.
+# Engine starts take half a minute; the first one also waits a minute for DeepGEMM's kernels. CASES (graph, ops) and LARGE
+# are lists of REQUESTSxCONTEXT[xRUNS], EQUALITY the case of which tokens are compared, LAYERS those of `large`, and ONLY a
+# list of names to run. Exit code: of the last run. See pack_vllm.py for PYTHONPATH.
 set -u
 part=$1 out=$2
 cases=${CASES:-32x20000,16x60000,8x20000x3}
@@ -13,12 +14,13 @@ mkdir -p "$out"
 run() { # name, seconds, arguments
   local name=$1 limit=$2 begin=$SECONDS
   shift 2
-  if [ -n "${ONLY:-}" ] && [[ " $ONLY " != *" $name "* ]]; then return; fi
+  if [ -n "${ONLY:-}" ] && [[ " $ONLY " != *" $name "* ]]; then return 0; fi
   timeout -k 5 "$limit" python3 benchmarks/vllm_hisparse.py "$@" --out "$out/$name.json" >"$out/$name.out" 2>"$out/$name.err"
   local status=$?
   echo "== $name: exit code $status, $((SECONDS - begin)) s"
   grep -h "^CASE\|^EQUALITY\|^NOTHING\|host pool\|device KV\|blocks left" "$out/$name.err"
-  [ $status -ne 0 ] && grep -v "^\s*$" "$out/$name.err" | tail -n 12 | cut -c1-300
+  if [ $status -ne 0 ]; then grep -v "^\s*$" "$out/$name.err" | tail -n 12 | cut -c1-300; fi
+  return $status
 }
 
 same() { echo "--equality ${EQUALITY:-4x12000}"; }

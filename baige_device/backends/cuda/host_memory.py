@@ -81,21 +81,21 @@ def _fault_in(address: int, num_bytes: int) -> None:
     populate(address, num_bytes)
 
 
-def populate(address: int, num_bytes: int) -> int:
-    """Bring pages in with several threads; returns 0, or the first `errno`: EINVAL from kernels before 5.14."""
+def populate(address: int, num_bytes: int) -> bool:
+    """Bring pages in with several threads; whether the kernel has brought all (before 5.14 it cannot)."""
     libc = _libc()
 
-    def fault(start: int) -> int:
-        refused = libc.madvise(address + start, min(_FAULT_BYTES, num_bytes - start), _POPULATE_WRITE)
-        return ctypes.get_errno() if refused else 0
+    def fault(start: int) -> bool:
+        refused: int = libc.madvise(address + start, min(_FAULT_BYTES, num_bytes - start), _POPULATE_WRITE)
+        return refused == 0
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return next(filter(None, pool.map(fault, range(0, num_bytes, _FAULT_BYTES))), 0)
+        return all(list(pool.map(fault, range(0, num_bytes, _FAULT_BYTES))))
 
 
 @functools.lru_cache(maxsize=1)
 def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
 

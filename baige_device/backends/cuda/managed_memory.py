@@ -12,9 +12,7 @@ are to be moved by `uva_sparse_gather` and `uva_sparse_scatter`, as everything h
 from __future__ import annotations
 
 import ctypes
-import errno
 import logging
-import os
 
 import torch
 
@@ -28,7 +26,7 @@ from baige_device.backends.cuda.driver import (
     map_managed,
     prefetch_to_host,
 )
-from baige_device.errors import BackendError, HostMemoryError
+from baige_device.errors import BackendError
 from baige_device.ops.host_alloc.contract import HostBuffer
 from baige_device.ops.host_alloc.limits import check_host_memory
 
@@ -43,7 +41,7 @@ _live: dict[int, int] = {}
 
 def has_large_pages(address: int) -> bool:
     """Whether the device maps this host address by large pages."""
-    return any(0 <= address - start < length for start, length in _live.items())
+    return any(0 <= address - start < length for start, length in list(_live.items()))
 
 
 def host_alloc(num_bytes: int) -> HostBuffer:
@@ -58,7 +56,7 @@ def host_alloc(num_bytes: int) -> HostBuffer:
     check_host_memory("host_alloc", length)
     with context(device):
         try:
-            address = _allocate(num_bytes, length, device)
+            address = _allocate(length, device)
         except BackendError as error:
             logger.warning("host_alloc: %s; registered memory takes its place, which large pools are slower in", error)
             return host_memory.host_alloc(num_bytes)
@@ -74,19 +72,13 @@ def host_alloc(num_bytes: int) -> HostBuffer:
     return HostBuffer(tensor, "managed", release)
 
 
-def _allocate(num_bytes: int, length: int, device: int) -> int:
+def _allocate(length: int, device: int) -> int:
     """Memory with every page on the host, zeroed, and mapped for the device; nothing is left behind by an error."""
     address = alloc_managed(length)
     try:
         advise_on_host(address, length)
-        refusal = host_memory.populate(address, length)
-        if refusal == errno.EINVAL:  # kernels before 5.14
-            prefetch_to_host(address, length)
-        elif refusal:
-            raise HostMemoryError(
-                f"host_alloc: num_bytes: asked for {num_bytes} bytes, and the kernel refused ({os.strerror(refusal)}); "
-                "ask for less, or raise the container's memory limit"
-            )
+        if not host_memory.populate(address, length):
+            prefetch_to_host(address, length)  # half as fast
         map_managed(address, length, device)
     except BaseException:
         free_managed(address)

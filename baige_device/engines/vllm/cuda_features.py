@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from baige_device.registry.offers import Need
 from baige_device.registry.table import OpTable
 from baige_device.settings import Settings
 
-__all__ = ["CudaFeatures", "cuda_features", "cuda_needs"]
+__all__ = ["CudaFeatures", "check_hisparse_settings", "cuda_features", "cuda_needs"]
+
+logger = logging.getLogger("baige_device")
 
 _SWAP_OPS = ("hot_cache_resolve", "uva_sparse_gather")
 
@@ -87,10 +90,33 @@ def _params(vllm_config: Any, settings: Settings) -> Iterator[tuple[str, dict[st
         yield "merge_attention", {"num_q_heads": heads, "v_head_size": text.kv_lora_rank}
 
 
+def check_hisparse_settings(settings: Settings, hisparse: bool) -> None:
+    """What our HiSparse settings mean beside the host's own HiSparse, which is on or not.
+
+    Raises:
+        MountError: ours ask for HiSparse and the host's options do not.
+    """
+    ours = settings.hisparse
+    if ours.enabled and not hisparse:
+        raise MountError(
+            f"vllm: hisparse.host_gib_per_node = {ours.host_gib_per_node:g}: on NVIDIA HiSparse is vLLM's own and is "
+            "switched on by its options: --attention-config '{\"hisparse_config\": {}}' and --kv-transfer-config "
+            '\'{"kv_connector": "HiSparseConnector", "kv_role": "kv_both", "kv_connector_extra_config": '
+            '{"host_pool_gib": N}}\'; give those, or leave hisparse.host_gib_per_node at 0'
+        )
+    if hisparse and (ours.enabled or ours.hot_tokens):
+        logger.warning(
+            "vllm: hisparse.host_gib_per_node and hisparse.hot_tokens have no effect on NVIDIA, where HiSparse is "
+            "vLLM's own: host_pool_gib and device_buffer_size decide"
+        )
+
+
 def _decide(vllm_config: Any) -> CudaFeatures:
     settings = engine_settings(vllm_config)
+    hisparse = vllm_config.attention_config.hisparse_config is not None
+    check_hisparse_settings(settings, hisparse)
     needs = cuda_needs(vllm_config, settings)
-    active = activate_process(vllm_config, needs)
+    active = activate_process(vllm_config, needs, ("hisparse",) if hisparse else ())
     if active.record.backend != "cuda":
         raise MountError(f"vllm: on an NVIDIA device our backend must be cuda, got {active.record.backend}")
     wanted = {need.op for need in needs}

@@ -179,5 +179,6 @@ def copying(original: Any) -> Any:
 def _is_managed(address: int) -> bool:
     """Whether an address lies in a pool of ours that the device maps by itself."""
     return any(
-        buffer.kind == "managed" and 0 <= address - start < buffer.tensor.numel() for start, buffer in _buffers.items()
+        buffer.kind == "managed" and 0 <= address - start < buffer.tensor.numel()
+        for start, buffer in list(_buffers.items())
     )

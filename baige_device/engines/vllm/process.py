@@ -22,10 +22,13 @@ __all__ = ["activate_process", "op_table"]
 _active: Activation | None = None
 
 
-def activate_process(vllm_config: Any, needs: Sequence[Need]) -> Activation:
+def activate_process(
+    vllm_config: Any, needs: Sequence[Need], optimizations: tuple[str, ...] | None = None
+) -> Activation:
     """Activate in this process, compare with the other ranks, and serve metrics when asked; later calls return it.
 
     Called when the process group exists, on every rank at the same point, since the comparison is a collective.
+    `optimizations` are those that are on; by default those that our settings switch on.
 
     Raises:
         OpUnsupported: the model needs what the backend cannot do. RankMismatch: ranks differ.
@@ -34,7 +37,8 @@ def activate_process(vllm_config: Any, needs: Sequence[Need]) -> Activation:
     global _active
     share_host_log()
     settings = engine_settings(vllm_config)
-    optimizations = active_optimizations(settings)
+    if optimizations is None:
+        optimizations = active_optimizations(settings)
     active = activate(settings, needs=needs, engine=engine_name(), optimizations=optimizations)
     for need in needs:
         if not active.ops.serves(need.op):

@@ -275,3 +275,16 @@ def test_on_an_nvidia_platform_the_backend_is_ours_and_off_leaves_it() -> None:
     assert answer == {"class": "baige_device.engines.vllm.cuda_attention.FlashMlaBackend", "name": "FLASHMLA_SPARSE"}
     answer = run("cuda_platform", BAIGE_BACKEND="off").answer
     assert answer["class"] == "vllm.v1.attention.backends.mla.flashmla_sparse.FlashMLASparseBackend"
+
+
+def test_our_switch_without_the_hosts_is_refused_and_beside_it_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    from baige_device.engines.vllm.cuda_features import check_hisparse_settings
+    from baige_device.errors import MountError
+
+    on = Settings.model_validate({"hisparse": {"host_gib_per_node": 1.5}})
+    with pytest.raises(MountError, match=r"hisparse\.host_gib_per_node = 1\.5.*HiSparseConnector.*host_pool_gib"):
+        check_hisparse_settings(on, hisparse=False)
+    check_hisparse_settings(Settings(), hisparse=True)
+    assert not caplog.text
+    check_hisparse_settings(on, hisparse=True)
+    assert "host_pool_gib and device_buffer_size decide" in caplog.text
