@@ -47,7 +47,7 @@ class _Environment(EnvSettingsSource):
 
 
 class HiSparseSettings(BaseModel):
-    """HiSparse offload: a small hot KV buffer on the device, all KV in pinned host memory."""
+    """HiSparse offload: a small hot KV buffer on the device, all KV in host memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,8 +56,7 @@ class HiSparseSettings(BaseModel):
         ge=0,
         le=_MOST_HOST_GIB,
         allow_inf_nan=False,
-        description="Host memory for KV on one node, in GiB, split evenly over its local ranks; 0 is HiSparse "
-        "off.",
+        description="Host memory for KV on one node, in GiB, split evenly over its local ranks; 0 is HiSparse off.",
     )
     hot_tokens: int = Field(
         default=0,

@@ -50,7 +50,7 @@ def baige_findings(device: DeviceInfo) -> Sequence[Finding]:  # type: ignore[emp
 
 @hookspec
 def host_alloc(device: DeviceInfo) -> Offers:
-    """Allocate host memory that the device can address: pinned, mapped, exactly sized, within the machine's limits."""
+    """Allocate host memory that the device can address: staying there, mapped, exactly sized, within the limits."""
 
 
 @hookspec

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
@@ -13,15 +15,31 @@ from tests.device.gpu import captured, needs_gpu
 pytestmark = [needs_gpu, pytest.mark.device]
 
 
+_PREFERRED_LOCATION, _ACCESSED_BY, _HOST = 2, 3, -1
+
+
+def range_attribute(address: int, num_bytes: int, attribute: int) -> int:
+    """What the driver was advised of a range of managed memory."""
+    found = ctypes.c_int()
+    range_bytes = ctypes.c_size_t(num_bytes)
+    library = ctypes.CDLL("libcuda.so.1")
+    status = library.cuMemRangeGetAttribute(
+        ctypes.byref(found), ctypes.c_size_t(4), attribute, ctypes.c_uint64(address), range_bytes
+    )
+    assert status == 0
+    return found.value
+
+
 @pytest.mark.parametrize("num_bytes", [1, 4095, 4096, (2 << 20) + 1, (64 << 20) + 12345])
-def test_size_is_exact_and_all_of_it_is_mapped(num_bytes: int) -> None:
+def test_size_is_exact_and_all_of_it_stays_on_the_host_and_is_mapped(num_bytes: int) -> None:
     buffer = managed_memory.host_alloc(num_bytes)
     address = buffer.tensor.data_ptr()
     assert buffer.kind == "managed"
     assert buffer.tensor.shape == (num_bytes,)
     assert not buffer.tensor.any()
-    assert driver.device_address(address) == address
     assert driver.device_address(address + num_bytes - 1) == address + num_bytes - 1
+    assert range_attribute(address, num_bytes, _PREFERRED_LOCATION) == _HOST
+    assert range_attribute(address, num_bytes, _ACCESSED_BY) == torch.cuda.current_device()
     assert managed_memory.has_large_pages(address)
     assert not managed_memory.has_large_pages(address - 1)
     buffer.close()
@@ -30,19 +48,20 @@ def test_size_is_exact_and_all_of_it_is_mapped(num_bytes: int) -> None:
 
 
 def test_the_device_takes_no_memory_of_its_own_for_it() -> None:
-    num_bytes = 1 << 30
+    pages = 512
+    device = torch.ones(pages, 4096, dtype=torch.uint8, device="cuda")
+    places, rows = (torch.arange(0, pages * step, step, device="cuda") for step in (1, (2 << 20) // 4096))
     torch.cuda.synchronize()
-    with managed_memory.host_alloc(num_bytes) as buffer:
-        before = torch.cuda.mem_get_info()[0]
+    before = torch.cuda.mem_get_info()[0]
+    with managed_memory.host_alloc(pages * (2 << 20)) as buffer:
         host = buffer.tensor.view(-1, 4096)
-        device = torch.ones(64, 4096, dtype=torch.uint8, device="cuda")
-        rows = torch.arange(0, host.shape[0], host.shape[0] // 64, device="cuda")[:64]
-        for _ in range(4):
-            uva_sparse_scatter(device, host, torch.arange(64, device="cuda"), rows)
-            uva_sparse_gather(host, device, rows, torch.arange(64, device="cuda"))
+        for _ in range(4):  # a row of every page
+            uva_sparse_scatter(device, host, places, rows)
+            uva_sparse_gather(host, device, rows, places)
         torch.cuda.synchronize()
-        assert host[rows.cpu()].bool().all()
-        assert before - torch.cuda.mem_get_info()[0] < num_bytes // 4
+        taken_bytes = before - torch.cuda.mem_get_info()[0]
+        assert host[rows.cpu()].all()
+        assert taken_bytes < 64 << 20
 
 
 def test_host_and_device_see_each_other_between_replays() -> None:

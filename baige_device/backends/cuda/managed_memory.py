@@ -6,7 +6,7 @@ page of 2 MiB for each 2 MiB that the host has in one piece, so that scattered r
 however large the pool is. Figures in docs/cuda.md.
 
 The price: the driver's own copies (`cudaMemcpyAsync`) to and from such memory run at a fifth of the link's rate. Rows
-are to be moved by `uva_sparse_gather` and `uva_sparse_scatter`, as everything here does.
+are to be moved by `uva_sparse_gather` and `uva_sparse_scatter`.
 """
 
 from __future__ import annotations
@@ -45,12 +45,18 @@ def has_large_pages(address: int) -> bool:
 
 
 def host_alloc(num_bytes: int) -> HostBuffer:
-    """See the contract. Where the device cannot have managed memory on the host, registered memory takes its place."""
+    """See the contract. Where the device cannot have managed memory on the host, registered memory takes its place.
+
+    It is mapped for the current device; another device reaches it by faulting each page once.
+    """
     if num_bytes == 0:
         return host_memory.host_alloc(0)
     device = torch.cuda.current_device()
     if not managed_is_concurrent(device):
-        logger.info("host_alloc: the driver has no concurrent managed access on device %d: registered memory", device)
+        logger.warning(
+            "host_alloc: the driver has no concurrent managed access on device %d; registered memory takes its place",
+            device,
+        )
         return host_memory.host_alloc(num_bytes)
     length = -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
     check_host_memory("host_alloc", length)

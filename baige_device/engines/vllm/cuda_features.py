@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from baige_device.engines.vllm.cuda_host_pool import serves_pool
 from baige_device.engines.vllm.options import engine_settings
 from baige_device.engines.vllm.process import activate_process
 from baige_device.errors import MountError
@@ -129,7 +130,7 @@ def _decide(vllm_config: Any) -> CudaFeatures:
         attention="sparse_attention" in wanted,
         swap=swap,
         mirror=swap and "uva_sparse_scatter" in wanted,
-        pool=swap and "host_alloc" in wanted,
+        pool=swap and "host_alloc" in wanted and serves_pool(vllm_config, active.resolutions["host_alloc"].chosen),
         index="index_topk" in wanted,
         overlap=overlap,
         pid=os.getpid(),

@@ -1,10 +1,10 @@
-"""HiSparse's host pool on NVIDIA: memory from `host_alloc`, which the device reads through large pages.
+"""HiSparse's host pool on NVIDIA: managed memory of `host_alloc`, which the device reads through large pages.
 
 The host registers ordinary memory, whose rows the device reads at half the rate once the pool is large (docs/cuda.md).
 Managed memory is no pinned memory to the host's compiled kernels, which look it up and refuse, and the driver's batched
 copies of it are slow; so with it the rows of a prefill are staged by `uva_sparse_gather`, and rows and pages go to the
-host through the host's own Triton copy. A pool that ranks share is one mapping of all their processes and stays the
-host's.
+host through the host's own Triton copy. What `host_alloc` gives otherwise is no better than the host's own, which stays
+then; so does a pool that ranks share, which is one mapping of all their processes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch import Tensor
 from baige_device.engines.vllm.ledger import LEDGER
 from baige_device.errors import BackendError
 from baige_device.ops.host_alloc.contract import HostBuffer
+from baige_device.registry.resolve import Candidate
 from baige_device.registry.table import OpTable
 
-__all__ = ["ALLOCATE", "COPY", "RELEASE", "STAGE", "WIDEN", "mount_host_pool"]
+__all__ = ["mount_host_pool", "serves_pool"]
 
 logger = logging.getLogger("baige_device")
 
@@ -33,7 +34,11 @@ RELEASE = (
 STAGE = "vllm.v1.hisparse.runtime:HiSparseRuntime.gather_prefill_cache"
 WIDEN = "vllm._custom_ops:cp_gather_and_upconvert_fp8_kv_cache"
 COPY = "vllm._custom_ops:swap_blocks_batch"
+TRITON_COPY = "vllm.v1.kv_offload.cpu.swap_blocks_triton:_swap_blocks_kernel"
+LEAST_STAGED = "vllm.v1.hisparse.runtime:_MIN_STAGED_PREFILL_KV_ROWS"
 
+_CONNECTOR = "HiSparseConnector"
+_COPY_SMS = 12
 _RESIDENT_SMS = 64
 """Multiprocessors that copy resident rows of a prefill beside its own, from device memory to device memory."""
 _CHUNK_BYTES = 8192
@@ -42,8 +47,22 @@ _buffers: dict[int, HostBuffer] = {}
 """The memory of each live pool of ours, by its address."""
 
 
+def serves_pool(vllm_config: Any, host_alloc: Candidate | None) -> bool:
+    """Whether the pool of this start is to be ours: the chosen `host_alloc` gives managed memory, and nobody but
+    HiSparse itself works on the pool. Another connector (NIXL, Mooncake) registers it for its network."""
+    if host_alloc is None or host_alloc.offer.facts.get("kind") != "managed":
+        return False
+    transfer = vllm_config.kv_transfer_config
+    connector = None if transfer is None else transfer.kv_connector
+    if connector != _CONNECTOR:
+        logger.info("vllm: HiSparse: the host pool stays vLLM's own, since %s may register it", connector)
+    return connector == _CONNECTOR
+
+
 def mount_host_pool(features: Any) -> None:
     """Give the host's pool memory from `host_alloc`, and take care of it where the host's kernels cannot."""
+    for used in (TRITON_COPY, LEAST_STAGED):
+        LEDGER.note_seam(used)
     LEDGER.patch(ALLOCATE, functools.partial(allocating, features.ops))
     for target in RELEASE:
         LEDGER.patch(target, releasing)
@@ -56,26 +75,34 @@ def allocating(ops: OpTable, original: Any) -> Any:
     """`HiSparseHostPool.allocate` with memory of ours."""
 
     def allocate(self: Any, size: int) -> Any:
+        from vllm.v1.hisparse.runtime import check_hisparse_host_memory
+
         if self.backing is None and not self.kv_cache_config.hisparse_shared_host_pool:
+            check_hisparse_host_memory(size)
             buffer = ops.host_alloc(size)
-            self.backing = self.registered = buffer.tensor.view(torch.int8)
-            _buffers[self.backing.data_ptr()] = buffer
+            if buffer.kind == "managed":
+                self.backing = self.registered = buffer.tensor.view(torch.int8)
+                _buffers[self.backing.data_ptr()] = buffer
+            else:
+                buffer.close()
         return original(self, size)
 
     return allocate
 
 
 def releasing(original: Any) -> Any:
-    """`release_pinned_state`, which would unregister what we have not registered."""
+    """`release_pinned_state`, which would unregister what was never registered."""
 
     def release_pinned_state(
         runtimes: list[Any], pinned_host_pools: list[Tensor], shared_host_region: Any = None
     ) -> None:
         ours = [pool.data_ptr() for pool in pinned_host_pools if pool.data_ptr() in _buffers]
         pinned_host_pools[:] = [pool for pool in pinned_host_pools if pool.data_ptr() not in _buffers]
-        original(runtimes, pinned_host_pools, shared_host_region)
-        for address in ours:
-            _close(_buffers.pop(address))
+        try:
+            original(runtimes, pinned_host_pools, shared_host_region)
+        finally:
+            for address in ours:
+                _close(_buffers.pop(address))
 
     return release_pinned_state
 
@@ -100,7 +127,7 @@ def staging(ops: OpTable, original: Any) -> Any:
 
         width, resident_rows = kv_cache.shape[-1], None
         if resident_cache is not None and plan.gpu_row_ids is not None:
-            resident_rows = plan.gpu_row_ids[0]
+            resident_cache, resident_rows = resident_cache.view(kv_cache.dtype), plan.gpu_row_ids[0]
         rows = max(plan.row_ids.shape[1], runtime._MIN_STAGED_PREFILL_KV_ROWS)
         staged = kv_cache.new_empty((rows, width), device=plan.row_ids.device)[: plan.row_ids.shape[1]]
         stage_rows(ops, staged, kv_cache.view(-1, width), plan.row_ids[0], resident_cache, resident_rows)
@@ -110,7 +137,7 @@ def staging(ops: OpTable, original: Any) -> Any:
 
 
 def widening(ops: OpTable, original: Any) -> Any:
-    """`cp_gather_and_upconvert_fp8_kv_cache`, whose host rows are staged first, in the order of its block table."""
+    """`cp_gather_and_upconvert_fp8_kv_cache`, whose rows are staged on the device first, page by page."""
 
     def cp_gather_and_upconvert_fp8_kv_cache(
         src_cache: Tensor,
@@ -130,13 +157,30 @@ def widening(ops: OpTable, original: Any) -> Any:
         assert host_row_ids is not None
         assert device_row_ids is not None
         _, page_rows, width = src_cache.shape
-        staged = host_cache.new_empty((host_row_ids.numel(), width), device=dst.device)
-        resident = src_cache.view(staged.dtype)
-        stage_rows(ops, staged, host_cache, host_row_ids.flatten(), resident, device_row_ids.flatten())
-        pages = staged.view(-1, page_rows, width).view(src_cache.dtype)
-        original(pages, dst, block_table, workspace_starts, batch_size, seq_starts)
+        most = dst.shape[0] // page_rows + batch_size + 1  # the chunk's full pages, its tails, and the null page
+        pages, table = chosen_pages(block_table, host_row_ids.numel() // page_rows, most)
+        host_rows, device_rows = (rows.view(-1, page_rows)[pages].flatten() for rows in (host_row_ids, device_row_ids))
+        staged = host_cache.new_empty((len(host_rows), width), device=dst.device)
+        stage_rows(ops, staged, host_cache, host_rows, src_cache.view(staged.dtype), device_rows)
+        staged_pages = staged.view(-1, page_rows, width).view(src_cache.dtype)
+        original(staged_pages, dst, table, workspace_starts, batch_size, seq_starts)
 
     return cp_gather_and_upconvert_fp8_kv_cache
+
+
+def chosen_pages(block_table: Tensor, num_pages: int, most: int) -> tuple[Tensor, Tensor]:
+    """The pages of `[0, num_pages)` that a table `[B, M]` names, which are at most `most`, and the table over them.
+
+    A prefill's rows are listed for all its requests, and a chunk of it needs those of its own. Nothing waits for the
+    device, so the list is `most` long and ends in the first page.
+    """
+    named = torch.zeros(num_pages, dtype=torch.int64, device=block_table.device)
+    named.index_fill_(0, block_table.flatten().long(), 1)
+    places = named.cumsum(0) - 1
+    pages = torch.zeros(most + 1, dtype=torch.int64, device=block_table.device)
+    # What is not named is written behind the end.
+    pages.scatter_(0, torch.where(named > 0, places, most), torch.arange(num_pages, device=block_table.device))
+    return pages[:most], places[block_table.long()].to(block_table.dtype)
 
 
 def stage_rows(
@@ -161,7 +205,6 @@ def stage_rows(
 
 def copying(original: Any) -> Any:
     """`swap_blocks_batch` to or from memory that the driver's batched copies are slow in."""
-    from vllm.v1.kv_offload.cpu.swap_blocks_triton import NUM_SMS, _swap_blocks_kernel
 
     def swap_blocks_batch(
         src_ptrs: Tensor, dst_ptrs: Tensor, sizes: Tensor, is_src_access_order_any: bool = False
@@ -170,10 +213,24 @@ def copying(original: Any) -> Any:
         if copies == 0 or not (_is_managed(int(dst_ptrs[0])) or _is_managed(int(src_ptrs[0]))):
             original(src_ptrs, dst_ptrs, sizes, is_src_access_order_any)
             return
-        lists = [addresses.to("cuda", non_blocking=True) for addresses in (src_ptrs, dst_ptrs, sizes)]
-        _swap_blocks_kernel[(min(NUM_SMS, copies),)](*lists, copies, BYTES_PER_CHUNK=_CHUNK_BYTES)
+        launch_copies(*on_device(src_ptrs, dst_ptrs, sizes))
 
     return swap_blocks_batch
+
+
+def on_device(*lists: Tensor) -> tuple[Tensor, ...]:
+    """Host tensors of one shape on the device, through pinned memory: from pageable memory the host would wait for all
+    that its stream waits for."""
+    return torch.stack(lists).pin_memory().to("cuda", non_blocking=True).unbind()
+
+
+def launch_copies(src_addresses: Tensor, dst_addresses: Tensor, sizes: Tensor) -> None:
+    """Queue copies between addresses, int64 `[N]` on the device each, sizes in multiples of 8 bytes."""
+    from vllm.v1.kv_offload.cpu.swap_blocks_triton import _swap_blocks_kernel
+
+    copies = src_addresses.numel()
+    grid = (min(_COPY_SMS, copies),)
+    _swap_blocks_kernel[grid](src_addresses, dst_addresses, sizes, copies, BYTES_PER_CHUNK=_CHUNK_BYTES)
 
 
 def _is_managed(address: int) -> bool:

@@ -236,6 +236,20 @@ _CUDA_ROWS = (
         feature="cuda",
     ),
     Row(
+        "vllm.v1.kv_offload.cpu.swap_blocks_triton:_swap_blocks_kernel",
+        "seam",
+        "the host's Triton copy between addresses, for managed memory",
+        CUDA_WINDOW,
+        feature="cuda",
+    ),
+    Row(
+        "vllm.v1.hisparse.runtime:_MIN_STAGED_PREFILL_KV_ROWS",
+        "seam",
+        "the least rows that the host stages for a prefill",
+        CUDA_WINDOW,
+        feature="cuda",
+    ),
+    Row(
         "vllm.models.deepseek_v32.attention:sparse_attn_indexer",
         "patch",
         "index_topk on NVIDIA, when its tier is named",

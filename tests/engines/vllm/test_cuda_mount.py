@@ -288,3 +288,47 @@ def test_our_switch_without_the_hosts_is_refused_and_beside_it_has_no_effect(cap
     assert not caplog.text
     check_hisparse_settings(on, hisparse=True)
     assert "host_pool_gib and device_buffer_size decide" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("switches", "connector", "kind", "on"),
+    [
+        ({}, "HiSparseConnector", "managed", {"attention", "swap", "mirror", "pool"}),
+        ({"host_alloc": "off"}, "HiSparseConnector", "managed", {"attention", "swap", "mirror"}),
+        ({"host_alloc": "portable"}, "HiSparseConnector", "pinned", {"attention", "swap", "mirror"}),
+        ({"uva_sparse_scatter": "off"}, "HiSparseConnector", "managed", {"attention", "swap", "pool"}),
+        ({"hot_cache_resolve": "off"}, "HiSparseConnector", "managed", {"attention"}),
+        ({"sparse_attention": "off"}, "HiSparseConnector", "managed", {"swap", "mirror", "pool"}),
+        ({}, "MultiConnector", "managed", {"attention", "swap", "mirror"}),
+        ({"index_topk": "portable"}, None, "managed", {"attention", "index"}),
+    ],
+)
+def test_what_is_on_follows_the_switches(
+    switches: dict[str, str], connector: str | None, kind: str, on: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baige_device.engines.vllm import cuda_features
+
+    text = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(
+            model="m", hf_text_config=SimpleNamespace(**text), get_num_attention_heads=lambda parallel: 128
+        ),
+        parallel_config=None,
+        cache_config=SimpleNamespace(cache_dtype="fp8_ds_mla", block_size=64),
+        attention_config=SimpleNamespace(hisparse_config=connector and object()),
+        kv_transfer_config=connector and SimpleNamespace(kv_connector=connector),
+    )
+    settings = Settings.model_validate({"ops": switches})
+
+    def activated(vllm_config: Any, needs: list[Any], optimizations: tuple[str, ...]) -> Any:
+        assert optimizations == (("hisparse",) if connector else ())
+        chosen = SimpleNamespace(offer=SimpleNamespace(facts={"kind": kind}))
+        found = {need.op: SimpleNamespace(chosen=chosen) for need in needs}
+        return SimpleNamespace(record=SimpleNamespace(backend="cuda"), ops=current().ops, resolutions=found)
+
+    monkeypatch.setattr(cuda_features, "engine_settings", lambda vllm_config: settings)
+    monkeypatch.setattr(cuda_features, "activate_process", activated)
+    monkeypatch.setattr(cuda_features, "_patches", lambda: ())
+    decided = cuda_features._decide(config)
+    names = ("attention", "swap", "mirror", "pool", "index", "overlap")
+    assert {name for name in names if getattr(decided, name)} == on

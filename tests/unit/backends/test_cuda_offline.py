@@ -126,3 +126,24 @@ def test_without_a_compiler_library_the_error_says_where_it_was_looked_for(monke
     assert not nvrtc.available()
     with pytest.raises(BackendError, match=r"copy_rows.cu: no libnvrtc found"):
         nvrtc.compile_source("copy_rows.cu", "sm_90", {})
+
+
+@pytest.mark.parametrize(
+    ("address", "num_bytes", "sms"),
+    [
+        (1 << 40, 7 << 30, 8),
+        (1 << 40, 8 << 30, 5),
+        ((2 << 40) + 4096, 8 << 30, 8),
+        ((2 << 40) + (64 << 30), 8 << 30, 5),
+    ],
+)
+def test_copies_take_few_blocks_only_where_pages_of_a_large_pool_bound_them(
+    address: int, num_bytes: int, sms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baige_device.backends.cuda import gather, managed_memory
+
+    monkeypatch.setattr(managed_memory, "_live", {2 << 40: 64 << 30})
+    by_pages = gather._bound_by_pages(gather._Pool(address, 0, 656, 0), num_bytes)
+    assert gather.default_sms(by_pages) == sms
+    assert gather._in_one_cluster(sms, by_pages, 0) == by_pages
+    assert not gather._in_one_cluster(sms, by_pages, sms)
