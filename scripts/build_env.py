@@ -29,7 +29,6 @@ from pathlib import Path
 ENGINES = ("unit", "vllm", "sglang")
 PYTHONS = ((3, 11), (3, 12), (3, 13))  # versions for which the pinned lists have wheels
 ROOT = Path(__file__).resolve().parent.parent
-CACHE = Path(os.environ.get("BAIGE_CACHE") or Path.home() / ".cache" / "baige-device")
 OVERLAY_FORMAT = "1"  # raise it when an overlay is made differently
 HEARTBEAT_S = 30.0
 LOG_TAIL_LINES = 30
@@ -37,6 +36,16 @@ LOG_TAIL_LINES = 30
 
 class BuildError(Exception):
     """A step failed; the message is ready to be shown."""
+
+
+def cache_folder() -> Path:
+    """Where environments are kept; `BAIGE_CACHE` also serves users without a home directory."""
+    if named := os.environ.get("BAIGE_CACHE"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "baige-device"
+    except RuntimeError as error:
+        raise BuildError("this user has no home directory: set BAIGE_CACHE") from error
 
 
 def say(text: str) -> None:
@@ -194,7 +203,7 @@ def build_base(engine: str) -> tuple[Path, str]:
     pins = ROOT / "envs" / f"{engine}.txt"
     sections = read_pins(pins)
     digest = hashlib.sha256(repr((sections, version)).encode()).hexdigest()[:12]
-    base = CACHE / "envs" / f"{engine}-{digest}"
+    base = cache_folder() / "envs" / f"{engine}-{digest}"
     marker = base / ".complete"
     if marker.exists():
         return base, version

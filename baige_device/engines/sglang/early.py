@@ -20,6 +20,8 @@ __all__ = ["SGLANG_STUBS", "install"]
 SGLANG_STUBS = "_platform_stubs.py"
 """SGLang's own stand-in for the triton package (it ships it for Apple hosts)."""
 _TORCHVISION_OPS = ("nms", "qnms")
+_placed: set[type] = set()
+"""Finders that have been put in place; each leaves by itself when its package is imported."""
 _libraries: list[object] = []
 """Operator definitions live as long as their `torch.library.Library`."""
 
@@ -27,7 +29,8 @@ _libraries: list[object] = []
 def install() -> None:
     """Put the finders in front of `sys.meta_path`, once per process."""
     for finder in (_TorchvisionFinder, _SglangFinder):
-        if finder not in sys.meta_path:
+        if finder not in _placed:
+            _placed.add(finder)
             sys.meta_path.insert(0, finder)
 
 

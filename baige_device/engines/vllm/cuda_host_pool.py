@@ -39,6 +39,7 @@ LEAST_STAGED = "vllm.v1.hisparse.runtime:_MIN_STAGED_PREFILL_KV_ROWS"
 
 _CONNECTOR = "HiSparseConnector"
 _COPY_SMS = 12
+"""Programs of the host's Triton copy, as the host starts it."""
 _RESIDENT_SMS = 64
 """Multiprocessors that copy resident rows of a prefill beside its own, from device memory to device memory."""
 _CHUNK_BYTES = 8192
@@ -121,7 +122,7 @@ def staging(ops: OpTable, original: Any) -> Any:
     """`HiSparseRuntime.gather_prefill_cache` out of memory that the host's kernel refuses."""
 
     def gather_prefill_cache(self: Any, kv_cache: Tensor, plan: Any, resident_cache: Tensor | None = None) -> Any:
-        if not _is_managed(kv_cache.data_ptr()):
+        if not _is_ours(kv_cache.data_ptr()):
             return original(self, kv_cache, plan, resident_cache)
         from vllm.v1.hisparse import runtime
 
@@ -150,7 +151,7 @@ def widening(ops: OpTable, original: Any) -> Any:
         host_row_ids: Tensor | None = None,
         device_row_ids: Tensor | None = None,
     ) -> None:
-        if host_cache is None or not _is_managed(host_cache.data_ptr()):
+        if host_cache is None or not _is_ours(host_cache.data_ptr()):
             maps = {"host_cache": host_cache, "host_row_ids": host_row_ids, "device_row_ids": device_row_ids}
             original(src_cache, dst, block_table, workspace_starts, batch_size, seq_starts, **maps)
             return
@@ -210,7 +211,7 @@ def copying(original: Any) -> Any:
         src_ptrs: Tensor, dst_ptrs: Tensor, sizes: Tensor, is_src_access_order_any: bool = False
     ) -> None:
         copies = src_ptrs.numel()
-        if copies == 0 or not (_is_managed(int(dst_ptrs[0])) or _is_managed(int(src_ptrs[0]))):
+        if copies == 0 or not (_is_ours(int(dst_ptrs[0])) or _is_ours(int(src_ptrs[0]))):
             original(src_ptrs, dst_ptrs, sizes, is_src_access_order_any)
             return
         launch_copies(*on_device(src_ptrs, dst_ptrs, sizes))
@@ -233,9 +234,6 @@ def launch_copies(src_addresses: Tensor, dst_addresses: Tensor, sizes: Tensor) -
     _swap_blocks_kernel[grid](src_addresses, dst_addresses, sizes, copies, BYTES_PER_CHUNK=_CHUNK_BYTES)
 
 
-def _is_managed(address: int) -> bool:
-    """Whether an address lies in a pool of ours that the device maps by itself."""
-    return any(
-        buffer.kind == "managed" and 0 <= address - start < buffer.tensor.numel()
-        for start, buffer in list(_buffers.items())
-    )
+def _is_ours(address: int) -> bool:
+    """Whether an address lies in a pool of ours."""
+    return any(0 <= address - start < buffer.tensor.numel() for start, buffer in list(_buffers.items()))

@@ -45,3 +45,15 @@ def test_a_missing_package_does_not_stop_python(tmp_path: Path) -> None:
     )
     assert done.stdout == "started\n"
     assert "no_such_package" in done.stderr
+
+
+def test_installing_again_after_a_finder_has_done_its_work_brings_it_not_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from baige_device.engines.sglang import early
+
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(early, "_placed", set())
+    early.install()
+    sys.meta_path.remove(early._SglangFinder)
+    early.install()
+    assert early._SglangFinder not in sys.meta_path
+    assert sys.meta_path.count(early._TorchvisionFinder) == 1
