@@ -6,7 +6,8 @@ own kernels run beside lookup and copy where their libraries are named (`gather_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,7 +36,33 @@ def cases() -> Iterator[BenchCase]:
     for batch in (1, 8, 128):
         yield step_case(batch, 205, 60_000, with_gather=False)
     for batch, misses, context in ((128, 205, 60_000), *LONG_STEPS):
-        yield step_case(batch, misses, context, with_gather=True, registered=True)
+        case = step_case(batch, misses, context, with_gather=True, registered=True)
+        yield case
+        yield behind_writes(step_case(batch, misses, context, with_gather=True))
+        yield behind_writes(case)
+
+
+def behind_writes(case: BenchCase) -> BenchCase:
+    """The case, and its peers, where the L2 cache holds nothing of theirs, as in an engine's step.
+
+    Times include the 64 MB that are written in front, 21 us on an H200.
+    """
+    junk = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+
+    def behind(run: Callable[[int], object]) -> Callable[[int], object]:
+        def both(index: int) -> None:
+            junk.fill_(index)
+            run(index)
+
+        return both
+
+    return replace(
+        case,
+        case=f"{case.case}, behind 64 MB of writes",
+        run=behind(case.run),
+        peers=tuple(replace(peer, run=behind(peer.run)) for peer in case.peers),
+        facts={**case.facts, "series": f"{case.facts['series']}, behind writes"},
+    )
 
 
 def copy_case(op: str, row_bytes: int, sms: int) -> BenchCase:
