@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baige_device.engines.vllm.cuda_host_pool import serves_pool
+from baige_device.engines.vllm.cuda_options import CONNECTOR, given_by_setting
 from baige_device.engines.vllm.options import engine_settings
 from baige_device.engines.vllm.process import activate_process
 from baige_device.errors import MountError
@@ -91,31 +92,33 @@ def _params(vllm_config: Any, settings: Settings) -> Iterator[tuple[str, dict[st
         yield "merge_attention", {"num_q_heads": heads, "v_head_size": text.kv_lora_rank}
 
 
-def check_hisparse_settings(settings: Settings, hisparse: bool) -> None:
-    """What our HiSparse settings mean beside the host's own HiSparse, which is on or not.
+def check_hisparse_settings(settings: Settings, vllm_config: Any) -> bool:
+    """Whether the host's own HiSparse is on, which our setting has switched on unless the host's options say more.
 
     Raises:
-        MountError: ours ask for HiSparse and the host's options do not.
+        MountError: ours ask for HiSparse and another connector of the host's options has its place.
     """
+    hisparse = vllm_config.attention_config.hisparse_config is not None
     ours = settings.hisparse
     if ours.enabled and not hisparse:
+        connector = vllm_config.kv_transfer_config and vllm_config.kv_transfer_config.kv_connector
         raise MountError(
-            f"vllm: hisparse.host_gib_per_node = {ours.host_gib_per_node:g}: on NVIDIA HiSparse is vLLM's own and is "
-            "switched on by its options: --attention-config '{\"hisparse_config\": {}}' and --kv-transfer-config "
-            '\'{"kv_connector": "HiSparseConnector", "kv_role": "kv_both", "kv_connector_extra_config": '
-            '{"host_pool_gib": N}}\'; give those, or leave hisparse.host_gib_per_node at 0'
+            f"vllm: hisparse.host_gib_per_node = {ours.host_gib_per_node:g}: expected no --kv-transfer-config, or one "
+            f"with {CONNECTOR}, got {connector}; give vLLM's own options for both, or leave "
+            "hisparse.host_gib_per_node at 0"
         )
-    if hisparse and (ours.enabled or ours.hot_tokens):
+    idle = [f"hisparse.{name}" for name in ("host_gib_per_node", "hot_tokens") if getattr(ours, name)]
+    if hisparse and idle and not given_by_setting(vllm_config):
         logger.warning(
-            "vllm: hisparse.host_gib_per_node and hisparse.hot_tokens have no effect on NVIDIA, where HiSparse is "
-            "vLLM's own: host_pool_gib and device_buffer_size decide"
+            "vllm: %s: no effect, since vLLM's own HiSparse options are given: host_pool_gib and device_buffer_size",
+            " and ".join(idle),
         )
+    return hisparse
 
 
 def _decide(vllm_config: Any) -> CudaFeatures:
     settings = engine_settings(vllm_config)
-    hisparse = vllm_config.attention_config.hisparse_config is not None
-    check_hisparse_settings(settings, hisparse)
+    hisparse = check_hisparse_settings(settings, vllm_config)
     needs = cuda_needs(vllm_config, settings)
     active = activate_process(vllm_config, needs, ("hisparse",) if hisparse else ())
     if active.record.backend != "cuda":

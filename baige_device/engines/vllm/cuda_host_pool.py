@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baige_device.engines.vllm.cuda_options import CONNECTOR
 from baige_device.engines.vllm.ledger import LEDGER
 from baige_device.errors import BackendError
 from baige_device.ops.host_alloc.contract import HostBuffer
@@ -37,7 +38,6 @@ COPY = "vllm._custom_ops:swap_blocks_batch"
 TRITON_COPY = "vllm.v1.kv_offload.cpu.swap_blocks_triton:_swap_blocks_kernel"
 LEAST_STAGED = "vllm.v1.hisparse.runtime:_MIN_STAGED_PREFILL_KV_ROWS"
 
-_CONNECTOR = "HiSparseConnector"
 _COPY_SMS = 12
 """Programs of the host's Triton copy, as the host starts it."""
 _RESIDENT_SMS = 64
@@ -55,9 +55,9 @@ def serves_pool(vllm_config: Any, host_alloc: Candidate | None) -> bool:
         return False
     transfer = vllm_config.kv_transfer_config
     connector = None if transfer is None else transfer.kv_connector
-    if connector != _CONNECTOR:
+    if connector != CONNECTOR:
         logger.info("vllm: HiSparse: the host pool stays vLLM's own, since %s may register it", connector)
-    return connector == _CONNECTOR
+    return connector == CONNECTOR
 
 
 def mount_host_pool(features: Any) -> None:

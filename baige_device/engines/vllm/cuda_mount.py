@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from baige_device.engines.vllm.compat import CUDA_WINDOW, WINDOW
+from baige_device.engines.vllm.cuda_options import mount_options
 from baige_device.engines.vllm.ledger import LEDGER
 from baige_device.errors import MountError
 from baige_device.settings import Settings
@@ -37,6 +38,7 @@ def mount_cuda(settings: Settings) -> None:
     if complaint is None:
         register_backend(member, BACKEND)
         LEDGER.note_seam("vllm.v1.attention.backends.registry:register_backend")
+        mount_options()
         return
     if settings.backend == "cuda":
         raise MountError(f"{complaint}; set BAIGE_BACKEND=off to run without baige-device")

@@ -161,6 +161,14 @@ _DATA_PLANE = "the host makes HiSparse's data plane a choice of the platform"
 
 _CUDA_ROWS = (
     Row(
+        "vllm.config.vllm:VllmConfig.__post_init__",
+        "patch",
+        "hisparse.host_gib_per_node becomes vLLM's own HiSparse options",
+        CUDA_WINDOW,
+        "the host lets a plugin complete its configuration on NVIDIA's platform",
+        feature="cuda",
+    ),
+    Row(
         "vllm.v1.hisparse.runtime:HiSparseRuntime.swap_in",
         "patch",
         "HiSparse on NVIDIA: lookup and copy through hot_cache_resolve and uva_sparse_gather, without side streams",

@@ -1,4 +1,4 @@
-"""Which class vLLM takes for FLASHMLA_SPARSE when its platform is NVIDIA's; no device is touched."""
+"""What vLLM takes for FLASHMLA_SPARSE, and its options, when its platform is NVIDIA's; no device is touched."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ def main() -> None:
     from vllm.platforms.cuda import NonNvmlCudaPlatform
 
     vllm.platforms._current_platform = NonNvmlCudaPlatform()
+    from vllm.config import DeviceConfig, VllmConfig
+
+    VllmConfig.__post_init__ = lambda self: None  # asks the device for its capabilities
 
     from baige_device.engines.entry import vllm_general
 
@@ -22,7 +25,9 @@ def main() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     backend = AttentionBackendEnum.FLASHMLA_SPARSE
-    print("ANSWER " + json.dumps({"class": backend.get_path(), "name": backend.name}), flush=True)
+    transfer = VllmConfig(device_config=DeviceConfig(device="cpu")).kv_transfer_config
+    pool = transfer and transfer.kv_connector_extra_config
+    print("ANSWER " + json.dumps({"class": backend.get_path(), "name": backend.name, "pool": pool}), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ def main() -> None:
     from baige_device.engines.vllm.cuda_host_pool import mount_host_pool
     from baige_device.engines.vllm.cuda_indexer import mount_index
     from baige_device.engines.vllm.cuda_mirror import mount_mirror
+    from baige_device.engines.vllm.cuda_options import mount_options
     from baige_device.engines.vllm.mount_platform import mount_features
 
     ops = activate(load_settings()).ops
@@ -25,6 +26,7 @@ def main() -> None:
     features = tuple(dict.fromkeys(row.feature for row in LEDGER.rows))
     for _ in range(2):  # the second time must change nothing
         mount_features(features)
+        mount_options()
         for mount_cuda in (mount_swap, mount_mirror, mount_host_pool, mount_index):
             mount_cuda(SimpleNamespace(ops=ops))
     LEDGER.verify_applied(features)

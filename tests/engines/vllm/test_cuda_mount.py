@@ -272,22 +272,65 @@ def test_the_index_cache_is_keys_and_then_scales() -> None:
 
 def test_on_an_nvidia_platform_the_backend_is_ours_and_off_leaves_it() -> None:
     answer = run("cuda_platform", BAIGE_BACKEND="cuda").answer
-    assert answer == {"class": "baige_device.engines.vllm.cuda_attention.FlashMlaBackend", "name": "FLASHMLA_SPARSE"}
+    assert answer["class"] == "baige_device.engines.vllm.cuda_attention.FlashMlaBackend"
+    assert answer["name"] == "FLASHMLA_SPARSE"
     answer = run("cuda_platform", BAIGE_BACKEND="off").answer
     assert answer["class"] == "vllm.v1.attention.backends.mla.flashmla_sparse.FlashMLASparseBackend"
 
 
-def test_our_switch_without_the_hosts_is_refused_and_beside_it_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_vllms_own_options_overrule_are_named(caplog: pytest.LogCaptureFixture) -> None:
     from baige_device.engines.vllm.cuda_features import check_hisparse_settings
     from baige_device.errors import MountError
 
-    on = Settings.model_validate({"hisparse": {"host_gib_per_node": 1.5}})
-    with pytest.raises(MountError, match=r"hisparse\.host_gib_per_node = 1\.5.*HiSparseConnector.*host_pool_gib"):
-        check_hisparse_settings(on, hisparse=False)
-    check_hisparse_settings(Settings(), hisparse=True)
+    def config(hisparse: bool, connector: str | None, **extra: str) -> Any:
+        transfer = connector and SimpleNamespace(kv_connector=connector, kv_connector_extra_config=extra)
+        native = SimpleNamespace(hisparse_config=object() if hisparse else None)
+        return SimpleNamespace(attention_config=native, kv_transfer_config=transfer)
+
+    on = Settings.model_validate({"hisparse": {"host_gib_per_node": 1.5, "hot_tokens": 4096}})
+    with pytest.raises(MountError, match=r"host_gib_per_node = 1\.5: expected no --kv-transfer-config.*got NixlConnec"):
+        check_hisparse_settings(on, config(False, "NixlConnector"))
+    assert check_hisparse_settings(Settings(), config(True, "HiSparseConnector"))
+    assert not check_hisparse_settings(Settings(), config(False, "NixlConnector"))
+    assert check_hisparse_settings(on, config(True, "HiSparseConnector", given_by="baige_device"))
     assert not caplog.text
-    check_hisparse_settings(on, hisparse=True)
-    assert "host_pool_gib and device_buffer_size decide" in caplog.text
+    assert check_hisparse_settings(on, config(True, "HiSparseConnector"))
+    assert "hisparse.host_gib_per_node and hisparse.hot_tokens: no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "replicas", "shared", "size_gib"),
+    [(1, 1, False, 96), (8, 1, True, 96), (8, 1, False, 12), (2, 4, True, 24)],
+)
+def test_one_setting_is_shared_out_over_the_pools_of_a_node(
+    ranks: int, replicas: int, shared: bool, size_gib: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.hisparse import runtime
+
+    from baige_device.engines.vllm.cuda_options import give_options, given_by_setting
+
+    monkeypatch.setattr(runtime, "use_shared_hisparse_host_pool", lambda config: shared)
+    config: Any = SimpleNamespace(
+        additional_config={"baige": {"hisparse": {"host_gib_per_node": 96, "hot_tokens": 6144}}},
+        attention_config=SimpleNamespace(hisparse_config=None),
+        kv_transfer_config=None,
+        parallel_config=SimpleNamespace(local_world_size=ranks, data_parallel_size_local=replicas),
+    )
+    give_options(config)
+    assert config.attention_config.hisparse_config.device_buffer_size == 6144
+    assert config.kv_transfer_config.kv_connector == "HiSparseConnector"
+    assert config.kv_transfer_config.kv_connector_extra_config["host_pool_gib"] == size_gib
+    assert given_by_setting(config)
+    given = config.kv_transfer_config
+    config.additional_config = {"baige": {"hisparse": {"host_gib_per_node": 1}}}
+    give_options(config)  # options that are there stay
+    assert config.kv_transfer_config is given
+
+
+def test_the_setting_reaches_vllms_configuration() -> None:
+    answer = run("cuda_platform", BAIGE_BACKEND="cuda", BAIGE_HISPARSE__HOST_GIB_PER_NODE="3").answer
+    assert answer["pool"] == {"host_pool_gib": 3, "given_by": "baige_device"}
+    assert run("cuda_platform", BAIGE_BACKEND="cuda").answer["pool"] is None
 
 
 @pytest.mark.parametrize(
