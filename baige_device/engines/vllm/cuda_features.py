@@ -10,9 +10,11 @@ from typing import Any
 
 from baige_device.engines.vllm.cuda_host_pool import serves_pool
 from baige_device.engines.vllm.cuda_options import CONNECTOR, given_by_setting
+from baige_device.engines.vllm.hisparse_sizes import local_ranks
 from baige_device.engines.vllm.options import engine_settings
 from baige_device.engines.vllm.process import activate_process
 from baige_device.errors import MountError
+from baige_device.optimizations.hisparse.setup import check_host_pool
 from baige_device.registry.offers import Need
 from baige_device.registry.table import OpTable
 from baige_device.settings import Settings
@@ -119,6 +121,9 @@ def check_hisparse_settings(settings: Settings, vllm_config: Any) -> bool:
 def _decide(vllm_config: Any) -> CudaFeatures:
     settings = engine_settings(vllm_config)
     hisparse = check_hisparse_settings(settings, vllm_config)
+    if given_by_setting(vllm_config):
+        # For all ranks of the node together, before any allocates; what is pinned is not known yet and not accounted.
+        check_host_pool(settings.hisparse, local_ranks(vllm_config.parallel_config), {})
     needs = cuda_needs(vllm_config, settings)
     active = activate_process(vllm_config, needs, ("hisparse",) if hisparse else ())
     if active.record.backend != "cuda":

@@ -44,6 +44,9 @@ _RESIDENT_SMS = 64
 """Multiprocessors that copy resident rows of a prefill beside its own, from device memory to device memory."""
 _CHUNK_BYTES = 8192
 
+_STAGED_ROWS = 16384
+"""The staging buffer grows by so many rows."""
+_staging: Tensor | None = None
 _buffers: dict[int, HostBuffer] = {}
 """The memory of each live pool of ours, by its address."""
 
@@ -160,8 +163,8 @@ def widening(ops: OpTable, original: Any) -> Any:
         _, page_rows, width = src_cache.shape
         most = dst.shape[0] // page_rows + batch_size + 1  # the chunk's full pages, its tails, and the null page
         pages, table = chosen_pages(block_table, host_row_ids.numel() // page_rows, most)
-        host_rows, device_rows = (rows.view(-1, page_rows)[pages].flatten() for rows in (host_row_ids, device_row_ids))
-        staged = host_cache.new_empty((len(host_rows), width), device=dst.device)
+        host_rows, device_rows = (rows_of_pages(rows, pages, page_rows) for rows in (host_row_ids, device_row_ids))
+        staged = staging_buffer(len(host_rows), width, dst.device)
         stage_rows(ops, staged, host_cache, host_rows, src_cache.view(staged.dtype), device_rows)
         staged_pages = staged.view(-1, page_rows, width).view(src_cache.dtype)
         original(staged_pages, dst, table, workspace_starts, batch_size, seq_starts)
@@ -173,15 +176,35 @@ def chosen_pages(block_table: Tensor, num_pages: int, most: int) -> tuple[Tensor
     """The pages of `[0, num_pages)` that a table `[B, M]` names, which are at most `most`, and the table over them.
 
     A prefill's rows are listed for all its requests, and a chunk of it needs those of its own. Nothing waits for the
-    device, so the list is `most` long and ends in the first page.
+    device, so the list is `most` long, with -1 behind its end.
     """
     named = torch.zeros(num_pages, dtype=torch.int64, device=block_table.device)
     named.index_fill_(0, block_table.flatten().long(), 1)
     places = named.cumsum(0) - 1
-    pages = torch.zeros(most + 1, dtype=torch.int64, device=block_table.device)
+    pages = torch.full((most + 1,), -1, dtype=torch.int64, device=block_table.device)
     # What is not named is written behind the end.
     pages.scatter_(0, torch.where(named > 0, places, most), torch.arange(num_pages, device=block_table.device))
     return pages[:most], places[block_table.long()].to(block_table.dtype)
+
+
+def rows_of_pages(rows: Tensor, pages: Tensor, page_rows: int) -> Tensor:
+    """What `rows` says of each row of some pages, page by page; -1 for a page -1."""
+    chosen = rows.view(-1, page_rows)[pages.clamp(min=0)]
+    return torch.where(pages[:, None] < 0, -1, chosen).flatten()
+
+
+def staging_buffer(rows: int, width: int, device: torch.device) -> Tensor:
+    """uint8 `[rows, width]` of a buffer that all layers share, as they share the workspace that it is widened into.
+
+    The host's layers run on many streams, each behind the one before; a buffer of its own for each would stay with the
+    allocator for each stream.
+    """
+    global _staging
+    if _staging is None or _staging.numel() < rows * width or _staging.device != device:
+        if _staging is not None and _staging.is_cuda:
+            _staging.record_stream(torch.cuda.current_stream(device))
+        _staging = torch.empty(-(-rows // _STAGED_ROWS) * _STAGED_ROWS * width, dtype=torch.uint8, device=device)
+    return _staging[: rows * width].view(rows, width)
 
 
 def stage_rows(

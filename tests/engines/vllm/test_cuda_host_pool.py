@@ -178,19 +178,27 @@ def test_widening_stages_the_pages_of_its_own_requests(chunks: int) -> None:
     host_rows = (torch.randperm(100)[:num_pages, None] * BLOCK + offsets).int().view(1, -1)
     at_hand = torch.rand(num_pages) < 0.4
     device_rows = torch.where(at_hand[:, None], torch.randperm(20)[:num_pages, None] * BLOCK + offsets, -1).int()
-    step = 4 // chunks
+    step, copied = 4 // chunks, 0
+
+    def gather(src: Any, dst: Any, src_rows: Any, dst_rows: torch.Tensor, **options: Any) -> None:
+        nonlocal copied
+        copied += int((dst_rows >= 0).sum())
+        current().ops.uva_sparse_gather(src, dst, src_rows, dst_rows, **options)
+
+    ops: Any = SimpleNamespace(uva_sparse_gather=gather)
     for first in range(0, 4, step):
         mine = slice(first, first + step)
         tokens = sum(lengths[mine])
         out, starts = torch.empty(tokens, 3), torch.tensor([0, *lengths[mine]]).cumsum(0)[:-1]
         seen: list[Any] = []
-        widen = cuda_host_pool.widening(current().ops, lambda *args, seen=seen: seen.append(args))
+        widen, copied = cuda_host_pool.widening(ops, lambda *args, seen=seen: seen.append(args)), 0
         maps = {"host_cache": host, "host_row_ids": host_rows, "device_row_ids": device_rows.view(1, -1)}
         widen(pages, out, table[mine], starts, step, **maps)
         ((got, dst, local, *rest),) = seen
         assert dst is out
         assert rest == [starts, step, None]
         assert len(got) <= tokens // BLOCK + step + 1
+        assert copied == table[mine].unique().numel() * BLOCK
         for request in range(step):
             for position in range(lengths[first + request]):
                 page = int(table[first + request, position // BLOCK])

@@ -298,9 +298,29 @@ def test_settings_that_vllms_own_options_overrule_are_named(caplog: pytest.LogCa
     assert "hisparse.host_gib_per_node and hisparse.hot_tokens: no effect" in caplog.text
 
 
+def start(**changes: Any) -> Any:
+    """The parts of a vLLM configuration that our HiSparse setting looks at."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    parallel = {"local_world_size": 1, "data_parallel_size_local": 1, "data_parallel_size": 1}
+    parallel |= {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1}
+    setting = {"host_gib_per_node": 96, "hot_tokens": changes.pop("hot_tokens", 6144)}
+    model = SimpleNamespace(model="m", hf_config=SimpleNamespace(index_topk=2048))
+    backend = AttentionBackendEnum[changes.pop("backend")] if "backend" in changes else None
+    return SimpleNamespace(
+        additional_config={"baige": {"hisparse": setting}},
+        attention_config=SimpleNamespace(hisparse_config=None, backend=backend),
+        kv_transfer_config=None,
+        cache_config=SimpleNamespace(kv_offloading_size=changes.pop("kv_offloading_size", None)),
+        model_config=changes.pop("model_config", model),
+        speculative_config=None,
+        parallel_config=SimpleNamespace(**{**parallel, **changes}),
+    )
+
+
 @pytest.mark.parametrize(
     ("ranks", "replicas", "shared", "size_gib"),
-    [(1, 1, False, 96), (8, 1, True, 96), (8, 1, False, 12), (2, 4, True, 24)],
+    [(1, 1, False, 96), (8, 1, True, 96), (8, 1, False, 12), (2, 4, True, 24), (2, 0, True, 48)],
 )
 def test_one_setting_is_shared_out_over_the_pools_of_a_node(
     ranks: int, replicas: int, shared: bool, size_gib: float, monkeypatch: pytest.MonkeyPatch
@@ -310,27 +330,72 @@ def test_one_setting_is_shared_out_over_the_pools_of_a_node(
     from baige_device.engines.vllm.cuda_options import give_options, given_by_setting
 
     monkeypatch.setattr(runtime, "use_shared_hisparse_host_pool", lambda config: shared)
-    config: Any = SimpleNamespace(
-        additional_config={"baige": {"hisparse": {"host_gib_per_node": 96, "hot_tokens": 6144}}},
-        attention_config=SimpleNamespace(hisparse_config=None),
-        kv_transfer_config=None,
-        parallel_config=SimpleNamespace(local_world_size=ranks, data_parallel_size_local=replicas),
-    )
+    config = start(local_world_size=ranks, data_parallel_size_local=replicas, data_parallel_size=replicas or 2)
     give_options(config)
     assert config.attention_config.hisparse_config.device_buffer_size == 6144
+    assert config.attention_config.backend.name == "FLASHMLA_SPARSE"
     assert config.kv_transfer_config.kv_connector == "HiSparseConnector"
     assert config.kv_transfer_config.kv_connector_extra_config["host_pool_gib"] == size_gib
     assert given_by_setting(config)
     given = config.kv_transfer_config
-    config.additional_config = {"baige": {"hisparse": {"host_gib_per_node": 1}}}
     give_options(config)  # options that are there stay
     assert config.kv_transfer_config is given
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_config": SimpleNamespace(model="m", hf_config=object())}, "model m: expected a DSA model"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: expected 1, got 2"),
+        ({"decode_context_parallel_size": 4}, "decode_context_parallel_size: expected 1, got 4"),
+        ({"kv_offloading_size": 8.0}, "--kv-offloading-size: expected none, got 8.0"),
+        ({"hot_tokens": 1024}, "hisparse.hot_tokens: expected >= 2048"),
+        ({"hot_tokens": 40_000}, "hisparse.hot_tokens: expected <= 32768"),
+    ],
+)
+def test_a_start_that_the_setting_cannot_serve_is_refused_by_its_name(changes: dict[str, Any], message: str) -> None:
+    from baige_device.engines.vllm.cuda_options import give_options
+    from baige_device.errors import MountError, SettingsError
+
+    with pytest.raises((MountError, SettingsError), match=message):
+        give_options(start(**changes))
+
+
+def test_what_vllm_refuses_then_names_the_setting_too() -> None:
+    from baige_device.engines.vllm.cuda_options import configuring
+    from baige_device.errors import MountError
+
+    def refuse(config: Any) -> None:
+        raise ValueError("HiSparse requires something")
+
+    with pytest.raises(MountError, match=r"hisparse\.host_gib_per_node is set.*HiSparse requires something"):
+        configuring(refuse)(start())
+    plain = start()
+    plain.additional_config = {}
+    with pytest.raises(ValueError, match=r"^HiSparse requires something"):
+        configuring(refuse)(plain)
+
+
+def test_the_whole_nodes_pool_is_checked_before_anything_is_activated(monkeypatch: pytest.MonkeyPatch) -> None:
+    from baige_device.engines.vllm import cuda_features
+    from baige_device.engines.vllm.cuda_options import give_options
+    from baige_device.errors import HostMemoryError
+
+    config = start(local_world_size=2, data_parallel_size_local=4, data_parallel_size=4)
+    config.additional_config["baige"]["hisparse"]["host_gib_per_node"] = 1e6
+    give_options(config)
+    monkeypatch.setattr(cuda_features, "activate_process", lambda *args: pytest.fail("activated"))
+    with pytest.raises(HostMemoryError, match=r"host_gib_per_node = 1e\+06 GiB over 8 local ranks"):
+        cuda_features._decide(config)
 
 
 def test_the_setting_reaches_vllms_configuration() -> None:
     answer = run("cuda_platform", BAIGE_BACKEND="cuda", BAIGE_HISPARSE__HOST_GIB_PER_NODE="3").answer
     assert answer["pool"] == {"host_pool_gib": 3, "given_by": "baige_device"}
-    assert run("cuda_platform", BAIGE_BACKEND="cuda").answer["pool"] is None
+    assert answer["hisparse"]
+    answer = run("cuda_platform", BAIGE_BACKEND="cuda").answer
+    assert answer["pool"] is None
+    assert not answer["hisparse"]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +424,7 @@ def test_what_is_on_follows_the_switches(
         parallel_config=None,
         cache_config=SimpleNamespace(cache_dtype="fp8_ds_mla", block_size=64),
         attention_config=SimpleNamespace(hisparse_config=connector and object()),
-        kv_transfer_config=connector and SimpleNamespace(kv_connector=connector),
+        kv_transfer_config=connector and SimpleNamespace(kv_connector=connector, kv_connector_extra_config={}),
     )
     settings = Settings.model_validate({"ops": switches})
 
