@@ -32,14 +32,14 @@ def cases() -> Iterator[BenchCase]:
             yield copy_case("uva_sparse_gather", row_bytes, sms)
         yield copy_case("uva_sparse_scatter", row_bytes, 8)
     for batch, misses, context in (*STEPS, *LONG_STEPS):
-        yield step_case(batch, misses, context, with_gather=True)
+        large = (batch, context) == (128, 60_000) or (batch, misses, context) in LONG_STEPS
+        for registered in (False, True) if large else (False,):
+            case = step_case(batch, misses, context, with_gather=True, registered=registered)
+            yield case
+            if large:
+                yield behind_writes(case)
     for batch in (1, 8, 128):
         yield step_case(batch, 205, 60_000, with_gather=False)
-    for batch, misses, context in ((128, 205, 60_000), *LONG_STEPS):
-        case = step_case(batch, misses, context, with_gather=True, registered=True)
-        yield case
-        yield behind_writes(step_case(batch, misses, context, with_gather=True))
-        yield behind_writes(case)
 
 
 def behind_writes(case: BenchCase) -> BenchCase:
@@ -152,11 +152,11 @@ def step_case(batch: int, misses: int, context: int, *, with_gather: bool, regis
         theirs = host_rows(batch * context, row_bytes, registered=True)
         return gather_peers.step_peers(theirs, keys, plans[len(keys) :], SLOTS)
 
-    op = "resolve+gather" if with_gather else "hot_cache_resolve"
+    op, kind = "resolve+gather" if with_gather else "hot_cache_resolve", ", registered" if registered else ""
     work = batch * misses * row_bytes if with_gather else batch * (WANTED * 16 + 2 * SLOTS * 6)
     return BenchCase(
         op,
-        f"{batch} x {misses} misses, {context // 1000}K context{', registered' if registered else ''}",
+        f"{batch} x {misses} misses, {context // 1000}K context{kind}",
         run,
         verify,
         work,
@@ -164,11 +164,5 @@ def step_case(batch: int, misses: int, context: int, *, with_gather: bool, regis
         len(keys),
         "tuned",
         peers=peers() if with_gather and not registered and gather_peers.wanted() else (),
-        facts={
-            "batch": batch,
-            "context_tokens": context,
-            "series": f"{batch} x {misses}{', registered' if registered else ''}",
-        }
-        if with_gather
-        else {},
+        facts={"batch": batch, "context_tokens": context, "series": f"{batch} x {misses}{kind}"} if with_gather else {},
     )

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baige_device.backends.cuda import host_memory, managed_memory
 from baige_device.backends.cuda.flash_mla import sparse_attention
 from baige_device.backends.cuda.gather import uva_sparse_gather, uva_sparse_scatter
 from baige_device.backends.cuda.resolve import hot_cache_resolve
@@ -20,14 +19,15 @@ from baige_device.backends.portable.merge_attention import merge_attention
 from baige_device.ops.host_alloc.contract import HostBuffer
 from baige_device.optimizations.hisparse import HiSparseConfig, HotKVCache, SwapIn
 from baige_device.optimizations.hisparse.attend import attend_hot
+from benchmarks.bench_sparse_attention import fp8_rows
 from benchmarks.hisparse_layer import HOT_TOKENS, ROW_BYTES, SCALE, TOPK, DsaLayer, topk_stream
 from benchmarks.hisparse_peer import SglangSwapIn, sglang_available
+from benchmarks.host_pool import filled_buffer
 
 __all__ = ["INDEX_ROW_BYTES", "Scene"]
 
 INDEX_ROW_BYTES = 132
 """The indexer's key of a token: 128 fp8 and one fp32 scale."""
-_POOL_BYTES = 17 << 30
 _Result = tuple[Tensor, Tensor]
 
 
@@ -36,23 +36,18 @@ def _layer() -> DsaLayer:
     return DsaLayer()
 
 
+@functools.lru_cache(maxsize=1)
+def _random_rows() -> Tensor:
+    return fp8_rows(400_000).view(-1, ROW_BYTES)
+
+
 @functools.lru_cache(maxsize=2)
 def _host_pool(registered: bool = False) -> Tensor:
     """Host memory full of random fp8 rows, which the scenes of a process share: making it takes seconds.
 
     Both kinds hold the same rows. SGLang's kernel gets registered memory, as SGLang makes it.
     """
-    pool = (host_memory if registered else managed_memory).host_alloc(_POOL_BYTES).tensor
-    torch.cuda.manual_seed(0)
-    rows = torch.empty(400_000, ROW_BYTES, dtype=torch.uint8, device="cuda")
-    rows[:, :512] = torch.randn(len(rows), 512, device="cuda").to(torch.float8_e4m3fn).view(torch.uint8)
-    rows[:, 512:528] = (0.1 + torch.rand(len(rows), 4, device="cuda")).view(torch.uint8)
-    rows[:, 528:] = torch.randn(len(rows), 64, device="cuda").bfloat16().view(torch.uint8)
-    for piece in pool[: len(pool) // ROW_BYTES * ROW_BYTES].view(-1, ROW_BYTES).split(len(rows)):
-        piece.copy_(rows[: len(piece)], non_blocking=True)
-        rows = rows.roll(4099, 0)
-    torch.cuda.synchronize()
-    return pool
+    return filled_buffer(_random_rows(), registered=registered).tensor
 
 
 _OPS: Any = SimpleNamespace(

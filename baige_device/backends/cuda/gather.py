@@ -122,7 +122,8 @@ def _copy(
         params.row_bytes = width
         offset_dtype = torch.int32 if dst_offsets is None else dst_offsets.dtype
         function = _function(device, _unit(params), width, src_rows.dtype, dst_rows.dtype, offset_dtype, scatter)
-        by_pages = _bound_by_pages(*((params.dst, _pool_bytes(dst)) if scatter else (params.src, _pool_bytes(src))))
+        host, host_pool = (params.dst, dst) if scatter else (params.src, src)
+        by_pages = _bound_by_pages(host, _pool_bytes(host_pool))
         blocks = min(max_sms or default_sms(by_pages), -(-src_rows.numel() * 32 // _THREADS))
         stream = torch._C._cuda_getCurrentRawStream(device)
         together = not scatter and _in_one_cluster(blocks, by_pages, max_sms)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from baige_device.engines.vllm.cuda_host_pool import serves_pool
-from baige_device.engines.vllm.cuda_options import CONNECTOR, given_by_setting
+from baige_device.engines.vllm.cuda_options import given_by_setting
+from baige_device.engines.vllm.hisparse_options import CONNECTOR
 from baige_device.engines.vllm.hisparse_sizes import local_ranks
 from baige_device.engines.vllm.options import engine_settings
 from baige_device.engines.vllm.process import activate_process

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baige_device.engines.vllm.cuda_options import CONNECTOR
+from baige_device.engines.vllm.hisparse_options import CONNECTOR
 from baige_device.engines.vllm.ledger import LEDGER
 from baige_device.errors import BackendError
 from baige_device.ops.host_alloc.contract import HostBuffer

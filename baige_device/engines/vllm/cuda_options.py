@@ -9,20 +9,19 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from baige_device.engines.vllm.hisparse_options import decode_tokens
+from baige_device.engines.vllm.hisparse_options import CONNECTOR, hot_tokens, refuse, split_sizes
 from baige_device.engines.vllm.hisparse_sizes import local_ranks
 from baige_device.engines.vllm.ledger import LEDGER
 from baige_device.engines.vllm.options import engine_settings
 from baige_device.engines.vllm.process import share_host_log
 from baige_device.errors import MountError
-from baige_device.optimizations.hisparse.setup import INT16_SLOTS, choose_hot_tokens
+from baige_device.optimizations.hisparse.setup import INT16_SLOTS
 from baige_device.settings import HiSparseSettings
 
-__all__ = ["CONNECTOR", "given_by_setting", "mount_options"]
+__all__ = ["given_by_setting", "mount_options"]
 
 logger = logging.getLogger("baige_device")
 
-CONNECTOR = "HiSparseConnector"
 _CONFIGURE = "vllm.config.vllm:VllmConfig.__post_init__"
 _MARK = "given_by"
 _US = "baige_device"
@@ -67,18 +66,13 @@ def give_options(vllm_config: Any) -> None:
     ours = engine_settings(vllm_config).hisparse
     if not ours.enabled or vllm_config.kv_transfer_config is not None:
         return
-    reasons = list(_reasons(vllm_config))
-    if reasons:
-        raise MountError(
-            f"vllm: hisparse.host_gib_per_node is set and HiSparse cannot serve this start: {'; '.join(reasons)}; "
-            "change that, or leave hisparse.host_gib_per_node at 0"
-        )
+    refuse(_reasons(vllm_config))
     from vllm.config import KVTransferConfig
     from vllm.config.attention import HiSparseConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     share_host_log()
-    pools = pools_on_node(vllm_config)
+    parallel, pools = vllm_config.parallel_config, pools_on_node(vllm_config)
     size_gib = ours.host_gib_per_node / pools
     attention = vllm_config.attention_config
     if attention.hisparse_config is None:
@@ -93,7 +87,7 @@ def give_options(vllm_config: Any) -> None:
         kv_connector_extra_config={"host_pool_gib": size_gib, _MARK: _US},
     )
     logger.info("vllm: HiSparse by hisparse.host_gib_per_node: %d pools of %.2f GiB on this node", pools, size_gib)
-    if vllm_config.parallel_config.data_parallel_size > max(1, vllm_config.parallel_config.data_parallel_size_local):
+    if parallel.data_parallel_size > max(1, parallel.data_parallel_size_local):
         logger.warning(
             "vllm: hisparse.host_gib_per_node is shared out over the engines of this start: several starts on one node "
             "take that much each"
@@ -106,19 +100,17 @@ def pools_on_node(vllm_config: Any) -> int:
 
     parallel = vllm_config.parallel_config
     ranks = local_ranks(parallel)
-    if parallel.data_parallel_size_local == 0:  # no engine here
-        return ranks
-    return ranks // int(parallel.local_world_size) if use_shared_hisparse_host_pool(vllm_config) else ranks
+    # The host's question fails where no engine of the start is on this node.
+    shared = parallel.data_parallel_size_local != 0 and use_shared_hisparse_host_pool(vllm_config)
+    return ranks // int(parallel.local_world_size) if shared else ranks
 
 
 def _reasons(vllm_config: Any) -> Iterator[str]:
     """What vLLM's HiSparse would refuse without a word about our setting."""
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    model = vllm_config.model_config
     if model is not None and not hasattr(model.hf_config, "index_topk"):
         yield f"model {model.model}: expected a DSA model (MLA with index_topk)"
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size"):
-        if getattr(parallel, name) > 1:
-            yield f"{name}: expected 1, got {getattr(parallel, name)}"
+    yield from split_sizes(vllm_config.parallel_config, "pipeline_parallel_size", "decode_context_parallel_size")
     if vllm_config.cache_config.kv_offloading_size is not None:
         yield f"--kv-offloading-size: expected none, got {vllm_config.cache_config.kv_offloading_size}"
 
@@ -127,5 +119,4 @@ def _hot_tokens(vllm_config: Any, ours: HiSparseSettings) -> int | None:
     """Slots of a request's hot buffer; None leaves them to vLLM."""
     if not ours.hot_tokens or vllm_config.model_config is None:
         return ours.hot_tokens or None
-    topk = int(vllm_config.model_config.hf_config.index_topk)
-    return choose_hot_tokens(ours, topk, tokens_per_step=decode_tokens(vllm_config), most_slots=INT16_SLOTS)
+    return hot_tokens(vllm_config, most_slots=INT16_SLOTS)

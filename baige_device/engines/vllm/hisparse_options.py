@@ -1,9 +1,9 @@
-"""When HiSparse is on, what it cannot be combined with, and vLLM's own HiSparse options as ours. Our platform only."""
+"""When HiSparse is on, what it cannot be combined with, and on our platform vLLM's own HiSparse options as ours."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from baige_device.engines.vllm.compat import HISPARSE_WINDOW, WINDOW
@@ -11,11 +11,21 @@ from baige_device.engines.vllm.options import engine_settings
 from baige_device.errors import MountError, SettingsError
 from baige_device.optimizations.hisparse.setup import choose_hot_tokens
 
-__all__ = ["adopt_host_options", "decode_tokens", "hisparse_on", "hot_tokens", "refuse_unserved"]
+__all__ = [
+    "CONNECTOR",
+    "adopt_host_options",
+    "decode_tokens",
+    "hisparse_on",
+    "hot_tokens",
+    "refuse",
+    "refuse_unserved",
+    "split_sizes",
+]
 
 logger = logging.getLogger("baige_device")
 
-_CONNECTOR = "HiSparseConnector"
+CONNECTOR = "HiSparseConnector"
+"""vLLM's own HiSparse, by the name of its KV connector."""
 _WITHOUT_LAYERS = ("ngram", "ngram_gpu", "suffix", "custom_class")
 """Speculative methods that bring no attention layers along; only those can be verified over a hot buffer here."""
 
@@ -31,15 +41,15 @@ def decode_tokens(vllm_config: Any) -> int:
     return 1 + (int(speculative.num_speculative_tokens or 0) if speculative is not None else 0)
 
 
-def hot_tokens(vllm_config: Any) -> int:
-    """Slots of a request's hot buffer.
+def hot_tokens(vllm_config: Any, most_slots: int = 0) -> int:
+    """Slots of a request's hot buffer; `most_slots` bounds them, 0 does not.
 
     Raises:
-        SettingsError: fewer than the tokens of a decode step may want.
+        SettingsError: fewer than the tokens of a decode step may want, or more than the bound.
     """
     topk = int(vllm_config.model_config.hf_text_config.index_topk)
     settings = engine_settings(vllm_config).hisparse
-    return choose_hot_tokens(settings, topk, tokens_per_step=decode_tokens(vllm_config))
+    return choose_hot_tokens(settings, topk, tokens_per_step=decode_tokens(vllm_config), most_slots=most_slots)
 
 
 def refuse_unserved(vllm_config: Any) -> None:
@@ -50,25 +60,40 @@ def refuse_unserved(vllm_config: Any) -> None:
     """
     if not hisparse_on(vllm_config):
         return
-    reasons = list(_reasons(vllm_config))
-    if reasons:
-        raise MountError(
-            f"vllm: hisparse.host_gib_per_node is set and HiSparse cannot serve this start: {'; '.join(reasons)}; "
-            "change that, or leave hisparse.host_gib_per_node at 0"
-        )
+    refuse(_reasons(vllm_config))
     hot_tokens(vllm_config)
 
 
+def refuse(reasons: Iterable[str]) -> None:
+    """Stop a start for which HiSparse is on and that it cannot serve, if there is a reason.
+
+    Raises:
+        MountError: with every reason.
+    """
+    found = "; ".join(reasons)
+    if found:
+        raise MountError(
+            f"vllm: hisparse.host_gib_per_node is set and HiSparse cannot serve this start: {found}; "
+            "change that, or leave hisparse.host_gib_per_node at 0"
+        )
+
+
+def split_sizes(parallel_config: Any, *names: str) -> Iterator[str]:
+    """A reason for each of these sizes of vLLM's that is more than 1."""
+    for name in names:
+        if getattr(parallel_config, name, 1) > 1:
+            yield f"{name}: expected 1, got {getattr(parallel_config, name)}"
+
+
 def _reasons(vllm_config: Any) -> Iterator[str]:
-    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    cache = vllm_config.cache_config
     if not WINDOW.row_applies(HISPARSE_WINDOW):
         yield f"vLLM {WINDOW.installed()}: expected {HISPARSE_WINDOW}"
     model = vllm_config.model_config
     if not (model.use_mla and hasattr(model.hf_text_config, "index_topk")):
         yield f"model {model.model}: expected a DSA model (MLA with index_topk)"
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            yield f"{name}: expected 1, got {getattr(parallel, name)}"
+    sizes = ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
+    yield from split_sizes(vllm_config.parallel_config, *sizes)
     if cache.cache_dtype not in ("auto", str(model.dtype).removeprefix("torch.")):
         yield f"--kv-cache-dtype: expected auto (the model's {model.dtype}), got {cache.cache_dtype}"
     if vllm_config.kv_transfer_config is not None:
@@ -90,7 +115,7 @@ def adopt_host_options(vllm_config: Any) -> None:
     """
     native = getattr(vllm_config.attention_config, "hisparse_config", None)
     transfer = vllm_config.kv_transfer_config
-    connector = transfer is not None and transfer.kv_connector == _CONNECTOR
+    connector = transfer is not None and transfer.kv_connector == CONNECTOR
     if native is None and not connector:
         return
     ours = engine_settings(vllm_config).hisparse

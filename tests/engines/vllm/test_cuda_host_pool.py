@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from baige_device.activation import activate, current, deactivate
+from baige_device.activation import current
 from baige_device.ops.host_alloc.contract import HostBuffer
-from baige_device.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("reference")
 
 BLOCK, WIDTH = 4, 16
-
-
-@pytest.fixture(autouse=True)
-def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("BAIGE_BACKEND", "reference")  # vLLM resolves its platform at the first import
-    activate(Settings(backend="reference"))
-    yield
-    deactivate()
 
 
 def make_pool(size: int, kind: Any = "managed") -> tuple[Any, torch.Tensor, HostBuffer]:

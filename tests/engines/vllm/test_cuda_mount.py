@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from baige_device.activation import activate, current, deactivate
+from baige_device.activation import current
 from baige_device.settings import Settings
 from tests.engines.vllm.engine import run
 
+pytestmark = pytest.mark.usefixtures("reference")
+
 HEADS, TOKENS, TOPK, PAGES = 4, 3, 64, 5
-
-
-@pytest.fixture(autouse=True)
-def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("BAIGE_BACKEND", "reference")  # vLLM resolves its platform at the first import
-    activate(Settings(backend="reference"))
-    yield
-    deactivate()
 
 
 def features(**changes: Any) -> Any:
@@ -305,7 +298,8 @@ def start(**changes: Any) -> Any:
     parallel = {"local_world_size": 1, "data_parallel_size_local": 1, "data_parallel_size": 1}
     parallel |= {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1}
     setting = {"host_gib_per_node": 96, "hot_tokens": changes.pop("hot_tokens", 6144)}
-    model = SimpleNamespace(model="m", hf_config=SimpleNamespace(index_topk=2048))
+    text = SimpleNamespace(index_topk=2048)
+    model = SimpleNamespace(model="m", hf_config=text, hf_text_config=text)
     backend = AttentionBackendEnum[changes.pop("backend")] if "backend" in changes else None
     return SimpleNamespace(
         additional_config={"baige": {"hisparse": setting}},

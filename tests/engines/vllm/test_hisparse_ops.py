@@ -6,30 +6,22 @@ import ctypes
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from baige_device.activation import activate, deactivate
 from baige_device.backends.cuda import nvrtc
 from baige_device.backends.cuda.swap_plan import SwapParams, address
 from baige_device.engines.vllm import hisparse_ops
 from baige_device.errors import ContractError
-from baige_device.settings import Settings
 from tests.engines.vllm.engine import run
+
+pytestmark = pytest.mark.usefixtures("reference")
 
 PAGE, WIDTH, TOPK, HOT, REQUESTS, STATES, LENGTH, STRIDE = 4, 16, 12, 32, 3, 5, 96, 7
 HOST_PAGES, DEVICE_PAGES = 120, 90
-
-
-@pytest.fixture(autouse=True)
-def reference() -> Iterator[None]:
-    activate(Settings(backend="reference"))
-    yield
-    deactivate()
 
 
 class World:
